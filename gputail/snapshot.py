@@ -1,0 +1,55 @@
+"""One immutable view of everything the analysis knows at a tick; the only thing that surfaces are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Mapping
+
+if TYPE_CHECKING:
+    from gputail.histogram import Histogram
+    from gputail.tail import RequestRecord
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class WorkloadView:
+    """A process and a request shape: what one latency histogram is kept for. Unknown is None."""
+
+    name: str  # unique in the snapshot, stable over the life of the workload; the record's `workload`
+    tgid: int
+    comm: str | None
+    command: str | None
+    container: str | None
+    shape: str  # what a request of it looks like, e.g. "HtoD..sync"
+    histogram: Histogram  # request durations, every request counted (incomplete ones too)
+    requests: int
+    incomplete: int
+    outliers: Mapping[str, int]  # by cause
+    excess_ns: Mapping[str, int]  # by cause
+    baseline_ns: int | None  # None until it has been learned
+    last_end_ns: int
+
+
+@dataclass(frozen=True)
+class Health:
+    """What gputail itself does, costs and misses; filled in by the daemon, empty in a replay."""
+
+    attached_functions: int = 0
+    attached_libraries: int = 0
+    unattached: Mapping[str, str] = field(default_factory=dict)  # function or library -> reason
+    tier: str = "full"
+    overhead_ratio: float | None = None  # None: not measured
+    traced_processes: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    time_ns: int  # CLOCK_MONOTONIC watermark: what happened before it is in
+    workloads: tuple[WorkloadView, ...] = ()
+    calls: Mapping[str, Histogram] = field(default_factory=dict)  # call durations by function label
+    events: int = 0
+    lost: Mapping[str, int] = _NONE  # totals by stage
+    recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
+    health: Health = Health()
