@@ -8,6 +8,8 @@
 
 #define GPUTAIL_NAME_BYTES 224
 
+#define OFF_CPU_CALL 200 /* call number of a stretch off the CPU */
+
 /* flags of struct call_event */
 #define CALL_AFTER_GAP 1   /* records of this thread before this one were lost */
 #define CALL_ARGS_UNREAD 2 /* an argument lay in memory that could not be read: handle, size or block may be 0 */

@@ -7,7 +7,6 @@ object per event.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Mapping
 
 import numpy as np
@@ -110,5 +109,5 @@ class Batch:
     calls: np.ndarray = field(default_factory=no_calls)
     names: np.ndarray = field(default_factory=no_names)
     processes: tuple[Process, ...] = ()
-    lost: Mapping[str, int] = MappingProxyType({})
+    lost: Mapping[str, int] = field(default_factory=dict)
     watermark_ns: int = 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
     from gputail.histogram import Histogram
     from gputail.tail import RequestRecord
 
-_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,6 @@ class Snapshot:
     workloads: tuple[WorkloadView, ...] = ()
     calls: Mapping[str, Histogram] = field(default_factory=dict)  # call durations by function label
     events: int = 0
-    lost: Mapping[str, int] = _NONE  # totals by stage
+    lost: Mapping[str, int] = field(default_factory=dict)  # totals by stage
     recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
     health: Health = Health()

@@ -75,6 +75,7 @@ class Args:
     times: int = 0  # size is multiplied by this argument
     shift: int = 0  # and then shifted left by this many bits
     block: int = 0
+    size_is_int: bool = False  # size is a 32-bit argument: its register's upper half means nothing
     out: int = 0  # the handle is what this pointer points at once the call has returned
     name: int = 0  # a string that names what `out` returns
     after_id: int = 0  # arguments from this number on follow a 128-byte struct passed by value
@@ -121,8 +122,8 @@ FUNCTIONS: tuple[Function, ...] = (
     _cuda(3, "cuLaunchCooperativeKernel", LAUNCH, _LAUNCH, "_ptsz"),
     _cuda(4, "cuLaunchCooperativeKernelMultiDevice", LAUNCH, Args(Kind.LAUNCH_LIST)),
     _cuda(5, "cuLaunch", LAUNCH, Args(handle=1)),
-    _cuda(6, "cuLaunchGrid", LAUNCH, Args(handle=1, size=2, times=3)),
-    _cuda(7, "cuLaunchGridAsync", LAUNCH, Args(handle=1, size=2, times=3, stream=4)),
+    _cuda(6, "cuLaunchGrid", LAUNCH, Args(handle=1, size=2, times=3, size_is_int=True)),
+    _cuda(7, "cuLaunchGridAsync", LAUNCH, Args(handle=1, size=2, times=3, stream=4, size_is_int=True)),
     _cuda(8, "cuGraphLaunch", GRAPH, Args(handle=1, stream=2), "_ptsz"),
     _cuda(9, "cuLaunchHostFunc", HOST_FUNC, Args(handle=2, stream=1), "_ptsz"),
     # waits and queries
@@ -220,14 +221,14 @@ FUNCTIONS: tuple[Function, ...] = (
     _cuda(150, "cuCtxSetCurrent", CONTEXT, Args(handle=1)),
     _cuda(151, "cuCtxPushCurrent", CONTEXT, Args(handle=1), "_v2"),
     _cuda(152, "cuCtxPopCurrent", CONTEXT, Args(out=1), "_v2"),
-    _cuda(153, "cuDevicePrimaryCtxRetain", CONTEXT, Args(out=1, size=2)),
-    _cuda(154, "cuCtxCreate", CONTEXT, Args(out=1, size=3), "_v2"),
-    _cuda(155, "cuCtxCreate_v3", CONTEXT, Args(out=1, size=5)),
-    _cuda(156, "cuCtxCreate_v4", CONTEXT, Args(out=1, size=4)),
+    _cuda(153, "cuDevicePrimaryCtxRetain", CONTEXT, Args(out=1, size=2, size_is_int=True)),
+    _cuda(154, "cuCtxCreate", CONTEXT, Args(out=1, size=3, size_is_int=True), "_v2"),
+    _cuda(155, "cuCtxCreate_v3", CONTEXT, Args(out=1, size=5, size_is_int=True)),
+    _cuda(156, "cuCtxCreate_v4", CONTEXT, Args(out=1, size=4, size_is_int=True)),
     _cuda(157, "cuCtxDestroy", CONTEXT, Args(handle=1), "_v2"),
     # streams, capture and graphs
-    _cuda(160, "cuStreamCreate", STREAM, Args(out=1, size=2)),
-    _cuda(161, "cuStreamCreateWithPriority", STREAM, Args(out=1, size=2)),
+    _cuda(160, "cuStreamCreate", STREAM, Args(out=1, size=2, size_is_int=True)),
+    _cuda(161, "cuStreamCreateWithPriority", STREAM, Args(out=1, size=2, size_is_int=True)),
     _cuda(162, "cuStreamDestroy", STREAM, Args(handle=1), "_v2"),
     _cuda(165, "cuStreamBeginCapture", CAPTURE, Args(stream=1), "_ptsz _v2 _v2_ptsz"),
     _cuda(166, "cuStreamBeginCaptureToGraph", CAPTURE, Args(stream=1), "_ptsz"),
@@ -252,10 +253,10 @@ FUNCTIONS: tuple[Function, ...] = (
     _nccl(310, "ncclRecv", COLLECTIVE, Args(Kind.COLLECTIVE, size=2, block=3, handle=5, stream=6)),
     _nccl(320, "ncclGroupStart", GROUP, Args()),
     _nccl(321, "ncclGroupEnd", GROUP, Args()),
-    _nccl(330, "ncclCommInitRank", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3)),
-    _nccl(331, "ncclCommInitRankConfig", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3)),
-    _nccl(332, "ncclCommInitAll", COMMUNICATOR, Args(out=1, size=2)),
-    _nccl(333, "ncclCommInitRankScalable", COMMUNICATOR, Args(out=1, size=2, block=3)),
+    _nccl(330, "ncclCommInitRank", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3, size_is_int=True)),
+    _nccl(331, "ncclCommInitRankConfig", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3, size_is_int=True)),
+    _nccl(332, "ncclCommInitAll", COMMUNICATOR, Args(out=1, size=2, size_is_int=True)),
+    _nccl(333, "ncclCommInitRankScalable", COMMUNICATOR, Args(out=1, size=2, block=3, size_is_int=True)),
     _nccl(334, "ncclCommSplit", COMMUNICATOR, Args(out=4)),
     _nccl(335, "ncclCommFinalize", COMMUNICATOR, Args(handle=1)),
     _nccl(336, "ncclCommDestroy", COMMUNICATOR, Args(handle=1)),
@@ -296,7 +297,7 @@ def cookie(function: Function, symbol: str, machine: str = platform.machine()) -
         (place(args.out), 4),
         (place(args.name), 4),
         (is_per_thread(symbol), 1),
-        (symbol in function.narrow, 1),
+        (symbol in function.narrow or args.size_is_int, 1),
     )
     packed = position = 0
     for value, bits in fields:
