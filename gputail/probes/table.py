@@ -60,6 +60,9 @@ CATEGORIES = (
 
 CUDA, NCCL, HOST = "cuda", "nccl", "host"
 
+# Arguments passed in registers; those behind them lie on the stack.
+REGISTER_ARGS = {"x86_64": 6, "aarch64": 8}
+
 # A record with this number is a stretch off the CPU, not a call (the traces use the same number).
 OFF_CPU_CALL = 200
 
@@ -285,19 +288,22 @@ def cookie(function: Function, symbol: str, machine: str = platform.machine()) -
     def place(number: int) -> int:
         return number - 1 if args.after_id and number > args.after_id and machine == "x86_64" else number
 
+    places = [place(n) for n in (args.handle, args.stream, args.size, args.times, args.block, args.out, args.name)]
+    handle, stream, size, times, block, out, name = places
     fields = (
         (function.number, 16),
         (args.kind, 4),
-        (place(args.handle), 4),
-        (place(args.stream), 4),
-        (place(args.size), 4),
-        (place(args.times), 4),
+        (handle, 4),
+        (stream, 4),
+        (size, 4),
+        (times, 4),
         (args.shift, 4),
-        (place(args.block), 4),
-        (place(args.out), 4),
-        (place(args.name), 4),
+        (block, 4),
+        (out, 4),
+        (name, 4),
         (is_per_thread(symbol), 1),
         (symbol in function.narrow or args.size_is_int, 1),
+        (args.kind == Kind.LAUNCH or max(places) > REGISTER_ARGS.get(machine, 6), 1),
     )
     packed = position = 0
     for value, bits in fields:

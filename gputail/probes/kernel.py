@@ -1,0 +1,208 @@
+"""The BPF program: joined from bpf/, compiled by BCC without kernel headers, loaded, with its maps at hand.
+
+In: which way of attaching the kernel offers and what is to be followed. Out: a `Kernel` with program descriptors,
+counters and ring maps. Attaching and draining are left to `links` and `rings`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import platform
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Iterable
+
+from gputail.errors import GputailError
+from gputail.events import KERNEL_STAGES
+from gputail.paths import bpf_sources
+from gputail.probes import syscalls
+from gputail.probes.table import CUDA, NCCL
+
+PARTS = ("calls.h", "cuda.c", "nccl.c", "host.c")
+TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+FIELDS = {
+    "sched_switch": ("prev_state", "next_pid"),
+    "sched_wakeup": ("pid",),
+    "sched_process_exec": ("old_pid",),
+    "sched_process_fork": ("child_pid",),
+}
+_BCC_HINT = "install the distribution's package: apt-get install python3-bpfcc (Debian, Ubuntu) or dnf install python3-bcc (Fedora)"
+
+
+def import_bcc() -> ModuleType:
+    """The distribution's bcc module. Another package of that name (PyPI has one) is told apart and refused."""
+    try:
+        bcc = importlib.import_module("bcc")
+    except ImportError as error:
+        if error.name == "bcc":
+            raise GputailError("BCC's Python module is not installed", _BCC_HINT) from error
+        raise GputailError(f"BCC's Python module cannot be loaded: {error}", _BCC_HINT) from error
+    except OSError as error:
+        raise GputailError(f"BCC's library cannot be loaded: {error}", _BCC_HINT) from error
+    if not hasattr(bcc, "BPF"):
+        raise GputailError(f"{bcc.__file__ or bcc.__path__} is not BCC: an unrelated module shadows it", f"remove it; {_BCC_HINT}")
+    return bcc
+
+
+def bcc_version() -> str:
+    return str(getattr(import_bcc(), "__version__", "unknown"))
+
+
+def tracefs() -> Path:
+    """Where tracefs is mounted."""
+    for path in TRACEFS:
+        if (path / "events/sched").is_dir():
+            return path
+    raise GputailError("tracefs is not mounted, so scheduler events cannot be read", "mount -t tracefs none /sys/kernel/tracing")
+
+
+def field_offsets(event_format: str) -> dict[str, int]:
+    """Byte offset of each field of a tracepoint, from the text of its tracefs `format` file."""
+    offsets = {}
+    for line in event_format.splitlines():
+        declaration, _, rest = line.strip().removeprefix("field:").partition(";")
+        if rest.strip().startswith("offset:"):
+            name = declaration.split()[-1].partition("[")[0]
+            offsets[name] = int(rest.strip().removeprefix("offset:").partition(";")[0])
+    return offsets
+
+
+class Kernel:
+    """The loaded program. Closing it is the process's exit: BCC keeps descriptors until then; `close` drops the maps."""
+
+    def __init__(
+        self,
+        *,
+        cookies: bool,
+        off_cpu: bool = True,
+        only_targets: bool = False,
+        max_threads: int = 16384,
+        per_symbol: dict[str, list[int]] | None = None,
+    ) -> None:
+        """Compile the program.
+
+        cookies: attached addresses carry cookies (uprobe_multi); otherwise `per_symbol` lists, by library kind, the
+        cookie of each program to make, and program `{kind}_enter_{index}` stands for it. off_cpu: follow the
+        scheduler. only_targets: record only processes put into `targets` and their children.
+        """
+        self.cookies = cookies
+        self._bcc = import_bcc()
+        events = tracefs() / "events/sched"
+        self._events = events
+        flags = [f"-I{bpf_sources()}", f"-DMAX_THREADS={max_threads}", "-Wno-macro-redefined"]
+        if platform.machine() == "aarch64":
+            flags.append("-D__TARGET_ARCH_arm64")
+        if only_targets:
+            flags.append("-DONLY_TARGETS")
+        for event, fields in FIELDS.items():
+            if event == "sched_switch" and not off_cpu:
+                continue
+            offsets = field_offsets((events / event / "format").read_text())
+            flags += [f"-DFIELD_{event}_{field}={offsets[field]}" for field in fields]
+        if not cookies:
+            flags.append("-DPROBES")
+            for kind in (CUDA, NCCL):
+                calls = "".join(f" X({index}, {cookie}ULL)" for index, cookie in enumerate((per_symbol or {}).get(kind, ())))
+                flags.append(f"-D{kind.upper()}_PROBES(X)={calls}")
+        self._bpf = self._compile(flags)
+        self._counters = self._bpf["counters"]
+        self.only_targets = only_targets
+
+    def _compile(self, flags: list[str]):  # noqa: ANN202 - a bcc.BPF
+        source = "".join(f'#line 1 "{part}"\n{(bpf_sources() / part).read_text()}' for part in PARTS)
+        log = ""
+        # The bundled headers first: they are known to do. Installed ones, where BCC finds them, are the fallback.
+        for headers in (str(bpf_sources() / "kernel"), None):
+            if headers:
+                os.environ["BCC_KERNEL_SOURCE"] = headers
+            else:
+                os.environ.pop("BCC_KERNEL_SOURCE", None)
+            with _CapturedStderr() as captured:
+                try:
+                    return self._bcc.BPF(text=source, cflags=flags)
+                except Exception as error:  # BCC raises plain Exception and says why on stderr
+                    reason = error
+            log += captured.text + f"{reason}\n"
+        path = _keep_log(log)
+        raise GputailError(
+            f"BCC {bcc_version()} cannot compile the BPF program for Linux {platform.release()}; its messages are in {path}",
+            "update python3-bpfcc; a BCC older than the kernel may not know it",
+        )
+
+    def program(self, name: str, kind: str) -> int:
+        """Load a program of the object as kind "uprobe_multi", "uprobe" or "tracepoint"; its descriptor."""
+        bcc_class = self._bcc.BPF
+        with _CapturedStderr() as captured:
+            try:
+                if kind == "uprobe_multi":
+                    return self._bpf.load_func(name.encode(), bcc_class.KPROBE, attach_type=syscalls.TRACE_UPROBE_MULTI).fd
+                return self._bpf.load_func(name.encode(), bcc_class.TRACEPOINT if kind == "tracepoint" else bcc_class.KPROBE).fd
+            except Exception as error:
+                reason = error
+        if "not permitted" in str(reason).lower() + captured.text.lower():
+            raise GputailError("the kernel refuses to load BPF programs: operation not permitted", "run as root, or grant CAP_BPF and CAP_PERFMON")
+        path = _keep_log(captured.text + str(reason))
+        raise GputailError(f"the kernel refuses the BPF program {name}; its reason is in {path}")
+
+    @property
+    def can_load_multi(self) -> bool:
+        """Whether this BCC can load programs with an attach type, as uprobe_multi links ask for."""
+        return "attach_type" in inspect.signature(self._bcc.BPF.load_func).parameters
+
+    def attach_uprobe(self, path: str, offset: int, program: str, is_return: bool) -> None:
+        """Attach one of BCC's own uprobes at a file offset."""
+        attach = self._bpf.attach_uretprobe if is_return else self._bpf.attach_uprobe
+        attach(name=path, addr=offset, fn_name=program)
+
+    def detach_uprobe(self, path: str, offset: int, is_return: bool) -> None:
+        detach = self._bpf.detach_uretprobe if is_return else self._bpf.detach_uprobe
+        detach(name=path, addr=offset)
+
+    def tracepoint_id(self, event: str) -> int:
+        return int((self._events / event / "id").read_text())
+
+    def map_fd(self, name: str) -> int:
+        return self._bpf[name].map_fd
+
+    def counts(self) -> dict[str, int]:
+        """Totals since loading of what the kernel side could not record, by stage."""
+        return {stage: sum(self._counters[index]) for index, stage in enumerate(KERNEL_STAGES)}
+
+    def add_targets(self, tgids: Iterable[int]) -> None:
+        table = self._bpf["targets"]
+        for tgid in tgids:
+            table[table.Key(tgid)] = table.Leaf(1)
+
+    def drop_target(self, tgid: int) -> None:
+        self._bpf["targets"].pop(tgid, None)
+
+    def close(self) -> None:
+        self._bpf.cleanup()
+
+
+class _CapturedStderr:
+    """What C libraries write to file descriptor 2 meanwhile, in `text` afterwards (clang and BCC report there)."""
+
+    text = ""
+
+    def __enter__(self) -> _CapturedStderr:
+        self._file = tempfile.TemporaryFile()
+        self._saved = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.dup2(self._saved, 2)
+        os.close(self._saved)
+        self._file.seek(0)
+        self.text = self._file.read(1 << 20).decode(errors="replace")
+        self._file.close()
+
+
+def _keep_log(text: str) -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="gputail-bpf-", suffix=".log", delete=False) as log:
+        log.write(text)
+    return log.name
