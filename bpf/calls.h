@@ -181,8 +181,10 @@ static __always_inline bool read_struct(struct thread *thread, struct frame *fra
 	return false;
 }
 
-static __always_inline void send_name(void *ctx, u64 id, u64 handle, u16 kind, u64 user_text)
+/* Send the comm of the thread, or the name of what the call has looked up. */
+static __always_inline void send_name(void *ctx, struct frame *frame, u16 kind)
 {
+	u64 id = bpf_get_current_pid_tgid();
 	struct name_event *name;
 	u32 zero = 0;
 	int length;
@@ -193,19 +195,20 @@ static __always_inline void send_name(void *ctx, u64 id, u64 handle, u16 kind, u
 		return;
 	}
 	name->time_ns = bpf_ktime_get_ns();
-	name->handle = handle;
 	name->tgid = id >> 32;
 	name->tid = id;
 	name->kind = kind;
 	if (kind == NAME_THREAD) {
+		name->handle = 0;
 		bpf_get_current_comm(name->text, 16);
 		name->length = 16;
 	} else {
-		length = bpf_probe_read_user_str(name->text, GPUTAIL_NAME_BYTES, (void *)user_text);
+		name->handle = frame->event.handle;
+		length = bpf_probe_read_user_str(name->text, GPUTAIL_NAME_BYTES, (void *)frame->name);
 		name->length = length > 0 ? length - 1 : 0;
 		name->flags = length == GPUTAIL_NAME_BYTES ? NAME_TRUNCATED : 0;
 	}
-	if (name->length && names_ring.perf_submit(ctx, name, sizeof(*name)))
+	if (!name->length || names_ring.perf_submit(ctx, name, sizeof(*name)))
 		count(COUNTER_NAME_LOST, 1);
 	names_open.delete(&id);
 }
@@ -323,11 +326,23 @@ static __always_inline void close_entry(struct thread *thread, struct frame *fra
 	frame->event.start_ns = bpf_ktime_get_ns();
 }
 
-static __always_inline int leave(struct pt_regs *ctx, u64 cookie)
+/* Without cookies the stack pointer alone has to tell. */
+static __always_inline bool is_return_of(struct pt_regs *ctx, struct frame *frame)
+{
+#ifdef PROBES
+	return true;
+#else
+	return frame->event.call == COOKIE_CALL(get_attach_cookie(ctx));
+#endif
+}
+
+/* Complete the record of the call that returns, and hand it to the ring. */
+int leave(struct pt_regs *ctx)
 {
 	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), sp = ENTRY_SP_AT_RETURN(ctx);
 	struct thread *thread = threads.lookup(&id);
 	struct frame *frame;
+	u32 name_kind = 0;
 	u64 depth;
 
 	if (!thread) {
@@ -337,13 +352,13 @@ static __always_inline int leave(struct pt_regs *ctx, u64 cookie)
 	}
 	depth = unwind(thread, sp, 0);
 	frame = frame_at(thread, depth - 1);
-	if (depth == 0 || frame->sp != sp || frame->event.call != COOKIE_CALL(cookie)) {
+	if (depth == 0 || frame->sp != sp || !is_return_of(ctx, frame)) {
 		/* Below a full stack of frames it is one that its entry has counted as too deep. */
-		if (depth < FRAMES)
+		if (thread->depth < FRAMES)
 			count(COUNTER_RETURN_ORPHANED, 1);
 		return 0;
 	}
-	thread->depth = depth - 1;
+	thread->depth--;
 	frame->event.duration_ns = now - frame->event.start_ns;
 	frame->event.result = RESULT(ctx);
 	frame->event.cpu = bpf_get_smp_processor_id();
@@ -351,13 +366,16 @@ static __always_inline int leave(struct pt_regs *ctx, u64 cookie)
 		if (bpf_probe_read_user(&frame->event.handle, 8, (void *)frame->out))
 			frame->event.flags |= CALL_ARGS_UNREAD;
 		else if (frame->name)
-			send_name(ctx, id, frame->event.handle, NAME_KERNEL, frame->name);
+			name_kind = NAME_KERNEL;
+	}
+	/* One name a call at the most, so that its code is here once: a thread's comm can wait for its next call. */
+	if (!name_kind && !thread->is_named) {
+		thread->is_named = 1;
+		name_kind = NAME_THREAD;
 	}
 	FORGET(frame);
-	if (!thread->is_named) {
-		thread->is_named = 1;
-		send_name(ctx, id, 0, NAME_THREAD, 0);
-	}
+	if (name_kind)
+		send_name(ctx, frame, name_kind);
 	FORGET(frame);
 	if (thread->gap)
 		frame->event.flags |= CALL_AFTER_GAP;

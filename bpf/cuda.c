@@ -100,19 +100,13 @@ static __always_inline int enter_cuda(struct pt_regs *ctx, u64 cookie)
 }
 
 #ifdef PROBES
-/* No cookies on this kernel: a pair of programs per symbol, PROBES(X) calling X(index, cookie) for each. */
-#define CUDA_PROGRAMS(index, cookie) \
-	int cuda_enter_##index(struct pt_regs *ctx) { return enter_cuda(ctx, cookie); } \
-	int cuda_leave_##index(struct pt_regs *ctx) { return leave(ctx, cookie); }
-CUDA_PROBES(CUDA_PROGRAMS)
+/* No cookies on this kernel: an entry program per function, PROBES(X) calling X(index, cookie) for each. */
+#define CUDA_PROGRAM(index, cookie) \
+	int cuda_enter_##index(struct pt_regs *ctx) { return enter_cuda(ctx, cookie); }
+CUDA_PROBES(CUDA_PROGRAM)
 #else
 int cuda_enter(struct pt_regs *ctx)
 {
 	return enter_cuda(ctx, get_attach_cookie(ctx));
-}
-
-int cuda_leave(struct pt_regs *ctx)
-{
-	return leave(ctx, get_attach_cookie(ctx));
 }
 #endif

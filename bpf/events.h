@@ -63,7 +63,7 @@ enum counter {
 	COUNTER_TOO_DEEP,         /* calls nested deeper than the in-flight stack holds */
 	COUNTER_ENTRY_ORPHANED,   /* entries whose return never came: longjmp, thread exit, a call open at detach */
 	COUNTER_RETURN_ORPHANED,  /* returns whose entry was not seen: attached in the middle of the call */
-	COUNTER_NAME_LOST,        /* name records that did not fit */
+	COUNTER_NAME_LOST,        /* names that could not be read, or did not fit into the ring */
 	COUNTER_OFF_CPU_FULL,     /* switches of threads for which the off-CPU map had no room */
 	COUNTERS,
 };

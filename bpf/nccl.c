@@ -34,18 +34,12 @@ static __always_inline int enter_nccl(struct pt_regs *ctx, u64 cookie)
 }
 
 #ifdef PROBES
-#define NCCL_PROGRAMS(index, cookie) \
-	int nccl_enter_##index(struct pt_regs *ctx) { return enter_nccl(ctx, cookie); } \
-	int nccl_leave_##index(struct pt_regs *ctx) { return leave(ctx, cookie); }
-NCCL_PROBES(NCCL_PROGRAMS)
+#define NCCL_PROGRAM(index, cookie) \
+	int nccl_enter_##index(struct pt_regs *ctx) { return enter_nccl(ctx, cookie); }
+NCCL_PROBES(NCCL_PROGRAM)
 #else
 int nccl_enter(struct pt_regs *ctx)
 {
 	return enter_nccl(ctx, get_attach_cookie(ctx));
-}
-
-int nccl_leave(struct pt_regs *ctx)
-{
-	return leave(ctx, get_attach_cookie(ctx));
 }
 #endif

@@ -6,6 +6,7 @@ counters and ring maps. Attaching and draining are left to `links` and `rings`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import os
@@ -152,14 +153,21 @@ class Kernel:
         """Whether this BCC can load programs with an attach type, as uprobe_multi links ask for."""
         return "attach_type" in inspect.signature(self._bcc.BPF.load_func).parameters
 
-    def attach_uprobe(self, path: str, offset: int, program: str, is_return: bool) -> None:
-        """Attach one of BCC's own uprobes at a file offset."""
-        attach = self._bpf.attach_uretprobe if is_return else self._bpf.attach_uprobe
-        attach(name=path, addr=offset, fn_name=program)
+    def attach_uprobe(self, program_fd: int, path: str, offset: int, is_return: bool) -> int:
+        """Attach one of BCC's own uprobes at a file offset; a descriptor whose closing detaches it.
 
-    def detach_uprobe(self, path: str, offset: int, is_return: bool) -> None:
-        detach = self._bpf.detach_uretprobe if is_return else self._bpf.detach_uprobe
-        detach(name=path, addr=offset)
+        BPF.attach_uprobe is not used: whether its `addr` is a file offset or an address differs between versions.
+        """
+        attach = self._bcc.lib.bpf_attach_uprobe
+        name = f"gputail_{'r' if is_return else 'p'}_{os.getpid()}_{offset:x}".encode()
+        arguments = [program_fd, int(is_return), name, os.fsencode(path), offset, -1]
+        if len(attach.argtypes) > len(arguments):  # the offset of a USDT semaphore, since 0.19
+            arguments.append(0)
+        with _CapturedStderr() as captured:
+            fd = attach(*arguments)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), captured.text.strip().splitlines()[-1] if captured.text.strip() else "cannot attach")
+        return fd
 
     def tracepoint_id(self, event: str) -> int:
         return int((self._events / event / "id").read_text())

@@ -1,0 +1,133 @@
+"""Attaching the program's probes to one library, and taking them off again.
+
+In: an open library and the functions found in it. Out: an object that holds the probes until it is closed. Which
+libraries there are is left to discovery, what the probes do to bpf/.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Iterable, Protocol
+
+from gputail.errors import GputailError
+from gputail.probes import syscalls
+from gputail.probes.kernel import Kernel
+from gputail.probes.table import CUDA, FUNCTIONS, NCCL, Function, cookie
+
+
+@dataclass(frozen=True)
+class Site:
+    """One address to probe: where it lies in the file and the function and symbol it is."""
+
+    offset: int
+    function: Function
+    symbol: str
+
+
+class Links(Protocol):
+    """Probes that are attached until closed."""
+
+    def close(self) -> None: ...
+
+
+class Attacher(Protocol):
+    """One way of attaching, chosen once at start by `make_attacher`."""
+
+    kernel: Kernel
+
+    def attach(self, kind: str, path: str, sites: list[Site]) -> Links: ...
+
+
+def make_attacher(*, off_cpu: bool, only_targets: bool, max_threads: int, use_multi: bool | None = None) -> Attacher:
+    """Compile the program for the best way of attaching that kernel and BCC offer (`use_multi` overrides the choice)."""
+    options = {"off_cpu": off_cpu, "only_targets": only_targets, "max_threads": max_threads}
+    if use_multi is not False and syscalls.has_uprobe_multi():
+        kernel = Kernel(cookies=True, **options)
+        if kernel.can_load_multi:
+            return MultiAttacher(kernel)
+        kernel.close()
+    if use_multi:
+        raise GputailError("uprobe_multi links are not available here", "they need Linux 6.6 and BCC 0.26")
+    return SingleAttacher(options)
+
+
+class MultiAttacher:
+    """uprobe_multi links: all functions of a library at once, each with its cookie."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._entries = {kind: kernel.program(f"{kind}_enter", "uprobe_multi") for kind in (CUDA, NCCL)}
+        self._return = kernel.program("leave", "uprobe_multi")
+
+    def attach(self, kind: str, path: str, sites: list[Site]) -> _Descriptors:
+        """Attach entry and return probes to every site of a library reached by `path`.
+
+        Returns first: a return whose entry was not probed yet is recognized, whereas an entry whose return is not
+        would look like a call that never ends and make those after it look nested.
+        """
+        offsets = [site.offset for site in sites]
+        cookies = [cookie(site.function, site.symbol) for site in sites]
+        descriptors: list[int] = []
+        try:
+            for program, is_return in ((self._return, True), (self._entries[kind], False)):
+                descriptors.append(syscalls.link_uprobe_multi(program, path, offsets, cookies, is_return))
+        except OSError as error:
+            _Descriptors(descriptors).close()
+            raise attach_error(path, error) from error
+        return _Descriptors(descriptors)
+
+
+class SingleAttacher:
+    """BCC's own uprobes, one perf event each and no cookies: an entry program for every function and variant."""
+
+    def __init__(self, options: dict) -> None:
+        self._cookies = {
+            kind: sorted({cookie(function, symbol) for function in FUNCTIONS if function.library == kind for symbol in function.symbols})
+            for kind in (CUDA, NCCL)
+        }
+        self.kernel = Kernel(cookies=False, per_symbol=self._cookies, **options)
+        self._return = self.kernel.program("leave", "uprobe")
+
+    def attach(self, kind: str, path: str, sites: list[Site]) -> _Descriptors:
+        descriptors: list[int] = []
+        try:
+            for site in sites:
+                index = self._cookies[kind].index(cookie(site.function, site.symbol))
+                entry = self.kernel.program(f"{kind}_enter_{index}", "uprobe")
+                descriptors.append(self.kernel.attach_uprobe(self._return, path, site.offset, is_return=True))
+                descriptors.append(self.kernel.attach_uprobe(entry, path, site.offset, is_return=False))
+        except OSError as error:
+            _Descriptors(descriptors, in_background=True).close()
+            raise attach_error(path, error) from error
+        return _Descriptors(descriptors, in_background=True)
+
+
+class _Descriptors:
+    """Probes that live as long as their descriptors; the youngest, so the entries, are closed first."""
+
+    def __init__(self, descriptors: Iterable[int], in_background: bool = False) -> None:
+        self._descriptors = list(descriptors)
+        self._in_background = in_background
+
+    def close(self) -> None:
+        descriptors, self._descriptors = self._descriptors, []
+        # Closing the last descriptor of a perf event takes about 100 ms, one after another. A child that holds them
+        # too takes that on, so that neither the drain nor the exit waits for it.
+        if self._in_background and descriptors and os.fork() == 0:
+            for fd in reversed(descriptors):
+                os.close(fd)
+            os._exit(0)
+        for fd in reversed(descriptors):
+            os.close(fd)
+
+
+def attach_error(path: str, error: OSError) -> GputailError:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return GputailError(f"cannot attach probes to {path}: permission denied", "run as root, or grant CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return GputailError(f"cannot attach probes to {path}: too many open files", "raise LimitNOFILE of the service, or ulimit -n")
+    if error.errno == errno.EOPNOTSUPP:
+        return GputailError(f"cannot attach probes to {path}: the kernel has no uprobes", "use a kernel with CONFIG_UPROBE_EVENTS and CONFIG_BPF_EVENTS")
+    return GputailError(f"cannot attach probes to {path}: {os.strerror(error.errno or 0)}")
