@@ -1,0 +1,176 @@
+"""`run` and `record`: the tracer, the analysis and the surfaces wired together, from start to SIGTERM.
+
+The one module that knows all stages. A tick is one drain of the rings; everything else happens between two drains,
+and nothing that a reader does can delay them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from types import FrameType
+from typing import Protocol
+
+from gputail.capture import CaptureWriter
+from gputail.config import Settings
+from gputail.events import Batch
+from gputail.pipeline import Pipeline
+from gputail.probes.launch import HeldCommand
+from gputail.probes.tracer import TraceOptions, Tracer
+from gputail.snapshot import Health
+from gputail.surfaces.jsonl import JsonLines
+from gputail.surfaces.metrics import MetricsServer
+
+SNAPSHOT_S = 0.5  # how often surfaces get a new view
+
+
+class _Stage(Protocol):
+    """What is done with each batch."""
+
+    def feed(self, batch: Batch) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class _Until:
+    """Why and when tracing ends: a signal, the time asked for, or the end of the command."""
+
+    def __init__(self, settings: Settings, command: HeldCommand | None) -> None:
+        self._deadline = time.monotonic() + settings.duration_s if settings.duration_s else None
+        self._command = command
+        self.is_stopped = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.is_stopped:  # asked twice: at once, whatever is lost
+            os._exit(128 + number)
+        self.is_stopped = True
+
+    def reached(self) -> bool:
+        over = self._deadline is not None and time.monotonic() >= self._deadline
+        return self.is_stopped or over or (self._command is not None and self._command.has_ended())
+
+
+def trace_options(settings: Settings, also: int | None = None) -> TraceOptions:
+    """What the settings ask the tracer for; `also` is the pid of the command that was started."""
+    pids = frozenset(settings.pids) | (frozenset([also]) if also else frozenset())
+    return TraceOptions(pids=pids, libraries=settings.libraries, flush_s=settings.flush_ms / 1000)
+
+
+def run(settings: Settings) -> int:
+    """Trace, analyse, and serve what is found until told to end; the exit status."""
+    return _trace(settings, lambda stack, tracer: _Analysis(settings, stack, tracer))
+
+
+def record(settings: Settings) -> int:
+    """Write what the probes see to a file until told to end; the exit status."""
+    return _trace(settings, lambda stack, tracer: _Recording(settings, stack))
+
+
+def _trace(settings: Settings, make_stage) -> int:  # noqa: ANN001 - (ExitStack, Tracer) -> _Stage
+    with ExitStack() as stack:
+        command = HeldCommand(settings.command) if settings.command else None
+        if command:
+            stack.callback(command.stop)
+        until = _Until(settings, command)
+        tracer = Tracer(trace_options(settings, command.pid if command else None))
+        stack.callback(tracer.close)
+        stage: _Stage = make_stage(stack, tracer)
+        _say_what_is_traced(tracer)
+        if command:
+            command.start()
+        while not until.reached():
+            stage.feed(tracer.poll())
+        stage.feed(tracer.finish())
+        stage.finish()
+        if command and command.status:
+            _say(f"{settings.command[0]} ended with status {command.status}")
+    return 0
+
+
+class _Analysis:
+    """Batches into request records on the JSON lines surface, and snapshots on the metrics surface."""
+
+    def __init__(self, settings: Settings, stack: ExitStack, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._pipeline = Pipeline()
+        self._lines = JsonLines(settings.jsonl) if settings.jsonl else None
+        if self._lines:
+            stack.callback(self._lines.close)
+        self._metrics = MetricsServer(settings.listen) if settings.listen else None
+        if self._metrics:
+            stack.callback(self._metrics.close)
+            _say(f"metrics on http://{self._metrics.address}/metrics")
+        self._next_snapshot = 0.0
+
+    def feed(self, batch: Batch) -> None:
+        self._pipeline.feed(batch)
+        self._hand_on()
+        if time.monotonic() >= self._next_snapshot:
+            self._publish()
+
+    def finish(self) -> None:
+        self._pipeline.finish()
+        self._hand_on()
+        self._publish()
+
+    def _hand_on(self) -> None:
+        records = self._pipeline.take_records()
+        if self._lines:
+            self._lines.write(records)
+
+    def _publish(self) -> None:
+        self._next_snapshot = time.monotonic() + SNAPSHOT_S
+        if self._metrics:
+            health = self._tracer.health()
+            self._metrics.publish(
+                replace(
+                    self._pipeline.snapshot(),
+                    health=Health(
+                        attached_functions=health.functions,
+                        attached_libraries=health.libraries,
+                        unattached=health.unattached,
+                        traced_processes=health.processes,
+                    ),
+                )
+            )
+
+
+class _Recording:
+    """Batches into a capture file."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        assert settings.output is not None
+        self._path = settings.output
+        self._writer = CaptureWriter(settings.output)
+        stack.callback(self._writer.close)
+        self._calls = 0
+        self._lost = 0
+
+    def feed(self, batch: Batch) -> None:
+        self._writer.write(batch)
+        self._calls += len(batch.calls)
+        self._lost += sum(batch.lost.values())
+
+    def finish(self) -> None:
+        self._writer.close()
+        _say(f"{self._calls} calls recorded in {self._path}" + (f"; {self._lost} lost or incomplete" if self._lost else ""))
+
+
+def _say(text: str) -> None:
+    print(f"gputail: {text}", file=sys.stderr, flush=True)
+
+
+def _say_what_is_traced(tracer: Tracer) -> None:
+    health = tracer.health()
+    if health.libraries:
+        _say(f"tracing {health.functions} functions in {health.libraries} librar{'y' if health.libraries == 1 else 'ies'}")
+    else:
+        _say("no process has libcuda or libnccl mapped yet; waiting for one")
+    for what, reason in health.unattached.items():
+        _say(f"not traced: {what}: {reason}")

@@ -1,0 +1,231 @@
+"""The tracer: finds libraries, keeps probes on them, and turns what the rings hold into batches.
+
+In: what to trace. Out: one `Batch` a flush interval, and what could not be attached and why. What the events mean is
+left to the analysis.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import BinaryIO, Mapping
+
+import numpy as np
+
+from gputail.discovery.elf import ElfError, read_symbols
+from gputail.discovery.libraries import Library, library_at, open_library
+from gputail.discovery.processes import Scanner, describe
+from gputail.errors import GputailError
+from gputail.events import CALL, NAME, Batch, Process
+from gputail.probes.host import HostProbes
+from gputail.probes.links import Links, Site, make_attacher
+from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
+from gputail.probes.table import BY_SYMBOL, CUDA, NCCL
+
+RINGS_TOTAL_BYTES = 64 << 20
+RING_MAX_BYTES = 4 << 20
+NAME_RING_BYTES = 128 << 10
+# A record is in its ring at most this long after the end it states, unless its thread was kept off the CPU in between.
+HOLD_NS = 10_000_000
+_WANTED = {kind: frozenset(symbol for symbol, function in BY_SYMBOL.items() if function.library == kind) for kind in (CUDA, NCCL)}
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What to trace and how. pids: only these processes and their children; none means every process."""
+
+    pids: frozenset[int] = frozenset()
+    libraries: tuple[str, ...] = ()  # attached at start, whether or not a process has them mapped
+    flush_s: float = 0.05
+    scan_s: float = 1.0
+    off_cpu: bool = True
+    max_threads: int = 16384
+    use_multi: bool | None = None  # None: as kernel and BCC allow
+    ring_bytes: int | None = None  # per CPU; None: by the number of CPUs
+
+
+@dataclass
+class _Attached:
+    library: Library
+    links: Links
+    functions: int
+
+
+@dataclass(frozen=True)
+class TracerHealth:
+    """What is attached; `unattached` says of each library or function that is not, why."""
+
+    functions: int
+    libraries: int
+    processes: int
+    unattached: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tracer:
+    """Traces until closed. `poll` must be called at least as often as the rings fill."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        """Load, attach to every library in use, start recording. GputailError where this machine cannot be traced."""
+        self.options = options
+        attacher = make_attacher(
+            off_cpu=options.off_cpu, only_targets=bool(options.pids), max_threads=options.max_threads, use_multi=options.use_multi
+        )
+        self._attacher = attacher
+        self._kernel = attacher.kernel
+        cpus = os.cpu_count() or 1
+        ring_bytes = options.ring_bytes or min(RING_MAX_BYTES, max(256 << 10, RINGS_TOTAL_BYTES // cpus))
+        self._calls = PerfRings(self._kernel.map_fd("calls_ring"), CALL, ring_bytes)
+        self._names = PerfRings(self._kernel.map_fd("names_ring"), NAME, NAME_RING_BYTES)
+        if options.pids:
+            self._kernel.add_targets(options.pids)
+        self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
+        self._merger = Merger(HOLD_NS)
+        self._scanner = Scanner()
+        self._attached: dict[tuple, _Attached] = {}
+        self._pinned: set[tuple] = set()  # attached by name: kept whether or not anyone uses them
+        self._hopeless: set[tuple] = set()  # looked at and found unfit: not looked at again
+        self._unattached: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._described: dict[int, Process] = {}
+        self._counts: dict[str, int] = {}
+        self._next_scan = 0.0
+        for path in options.libraries:
+            self._attach_path(path)
+        for path in installed_libraries():
+            with suppress(GputailError):  # nobody has asked for it
+                self._attach_path(path)
+        self._follow_libraries()
+
+    def poll(self) -> Batch:
+        """Wait for the flush interval (or half a ring), then hand on what has been recorded."""
+        self._calls.wait(self.options.flush_s)
+        if time.monotonic() >= self._next_scan:
+            self._follow_libraries()
+        return self._batch(last=False)
+
+    def finish(self) -> Batch:
+        """Take the probes off and hand on all that was recorded until then."""
+        for attached in self._attached.values():
+            attached.links.close()
+        self._attached.clear()
+        self._host.close()
+        return self._batch(last=True)
+
+    def close(self) -> None:
+        self._host.close()
+        for attached in self._attached.values():
+            attached.links.close()
+        self._attached.clear()
+        self._calls.close()
+        self._names.close()
+        self._kernel.close()
+
+    def health(self) -> TracerHealth:
+        return TracerHealth(
+            functions=sum(attached.functions for attached in self._attached.values()),
+            libraries=len(self._attached),
+            processes=len(self._described),
+            unattached={**self._unattached, **self._refused},
+        )
+
+    def _batch(self, last: bool) -> Batch:
+        began_ns = time.monotonic_ns()
+        arrays, _, malformed = self._calls.drain()
+        name_arrays, _, malformed_names = self._names.drain()
+        calls, late = self._merger.merge(arrays, began_ns)
+        if last:
+            calls = np.concatenate((calls, self._merger.flush()))
+        counts = self._kernel.counts()
+        lost = summed(counts, self._counts)
+        self._counts = counts
+        for stage, number in (("late", late), ("malformed", malformed + malformed_names)):
+            if number:
+                lost[stage] = number
+        return Batch(calls, concatenated_names(name_arrays), self._news_of(calls), lost, self._merger.watermark_ns)
+
+    def _news_of(self, calls: np.ndarray) -> tuple[Process, ...]:
+        """Processes that are in these calls and were not described before. Those that have ended stay what the kernel says."""
+        news = []
+        for tgid in np.unique(calls["tgid"]).tolist():
+            if tgid not in self._described:
+                self._described[tgid] = process = describe(tgid) or Process(tgid)
+                news.append(process)
+        return tuple(news)
+
+    def _follow_libraries(self) -> None:
+        """Attach to libraries that have appeared, and let go of those that no process has any more."""
+        self._next_scan = time.monotonic() + self.options.scan_s
+        self._calls.cover_new_cpus()
+        self._names.cover_new_cpus()
+        scan = self._scanner.scan()
+        for tgid in scan.vanished:
+            self._described.pop(tgid, None)
+            if self.options.pids:
+                self._kernel.drop_target(tgid)
+        self._refused = {f"{refused.path} of pid {refused.tgid}": refused.reason for refused in scan.refused}
+        in_use = set()
+        for library in scan.libraries:
+            in_use.add(library.key)
+            self._attach(library)
+        for key in self._attached.keys() - in_use - self._pinned:
+            self._attached.pop(key).links.close()
+
+    def _attach(self, library: Library) -> None:
+        if library.key in self._attached or library.key in self._hopeless:
+            return
+        try:
+            with open_library(library) as file:
+                self._attach_file(library, file)
+        except OSError as error:
+            # A process that has ended meanwhile is normal; a file that cannot be opened is news.
+            if os.path.exists(f"/proc/{library.tgid}"):
+                self._unattached[library.path] = f"cannot be opened: {error.strerror or error}"
+
+    def _attach_path(self, path: str) -> None:
+        try:
+            library, file = library_at(path)
+        except OSError as error:
+            raise GputailError(f"cannot open the library {path}: {error.strerror or error}") from error
+        with file:
+            self._attach_file(library, file)
+        if library.key not in self._attached:
+            raise GputailError(f"cannot trace the library {path}: {self._unattached[library.path]}")
+        self._pinned.add(library.key)
+
+    def _attach_file(self, library: Library, file: BinaryIO) -> None:
+        """Attach by the open file: whatever lies at its path by now, this is what is mapped."""
+        if library.key in self._attached or library.key in self._hopeless:
+            return
+        try:
+            found = read_symbols(file, _WANTED[library.kind])
+        except ElfError as error:
+            self._hopeless.add(library.key)
+            self._unattached[library.path] = str(error)
+            return
+        sites = [Site(offset, BY_SYMBOL[symbols[0]], symbols[0]) for offset, symbols in found.sites.items()]
+        if not sites:
+            self._hopeless.add(library.key)
+            self._unattached[library.path] = "none of the functions to be traced is in it"
+            return
+        for symbol in sorted(found.indirect):
+            self._unattached[f"{symbol} in {library.path}"] = "its address is decided at run time (IFUNC)"
+        links = self._attacher.attach(library.kind, f"/proc/self/fd/{file.fileno()}", sites)
+        self._attached[library.key] = _Attached(library, links, len(sites))
+
+
+def installed_libraries() -> tuple[str, ...]:
+    """Where the loader would find the driver and NCCL: attached before anyone uses them, so that no first call is missed."""
+    try:
+        listing = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    machine = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
+    found = []
+    for line in listing.splitlines():
+        name, _, path = line.strip().partition(" => ")
+        if name.startswith(("libcuda.so.1 ", "libnccl.so.2 ")) and machine in name and os.path.exists(path):
+            found.append(path)
+    return tuple(dict.fromkeys(map(os.path.realpath, found)))
