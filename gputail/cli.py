@@ -1,0 +1,277 @@
+"""The command line: verbs, their options, exit statuses, and errors printed once.
+
+In comes argv, out goes an exit status: 0 fine, 1 a finding or a failure, 2 usage, 130 after ctrl-C. Data goes to
+stdout, talk to stderr. A verb's own modules are imported when it runs, so that `replay` needs no bcc and `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gputail import __version__, config
+from gputail.errors import GputailError, UsageError
+
+EPILOG = """\
+examples:
+  gputail check                      can this node be traced, and what is missing
+  gputail demo                       trace a simulated GPU for 20 seconds
+  gputail run                        trace every process that uses the GPU; metrics on 127.0.0.1:9490
+  gputail record -o slow.gpt -p 4242
+  gputail replay slow.gpt
+
+exit status: 0 fine, 1 a finding or a failure, 2 wrong usage.
+Each verb has a --help of its own."""
+
+RUN_EPILOG = """\
+examples:
+  gputail run
+  gputail run -p 4242 --jsonl | jq 'select(.outlier)'
+  gputail run --listen 0.0.0.0:9490 --jsonl /var/log/gputail.jsonl
+  gputail run --duration 60 -- python3 serve.py --port 8000"""
+
+RECORD_EPILOG = """\
+examples:
+  gputail record -o slow.gpt --duration 30
+  gputail record -o slow.gpt -p 4242 -p 4243
+  gputail record -o slow.gpt -- python3 bench.py
+  gputail record -o - | ssh desk 'cat > slow.gpt'"""
+
+REPLAY_EPILOG = """\
+examples:
+  gputail replay slow.gpt
+  gputail replay slow.gpt --jsonl | jq 'select(.outlier) | .cause'
+  gputail replay trace.npz --jsonl records.jsonl"""
+
+CHECK_EPILOG = """\
+examples:
+  gputail check
+  gputail check --json | jq .
+
+exit status: 0 this node can be traced, 1 something needed is missing."""
+
+DEMO_EPILOG = """\
+examples:
+  gputail demo
+  gputail demo --seconds 5"""
+
+TOP_EPILOG = """\
+examples:
+  gputail top                        not available in this version yet"""
+
+REPORT_EPILOG = """\
+examples:
+  gputail report slow.gpt            not available in this version yet"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage becomes a UsageError, so that main prints every error the same way."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see {self.prog} --help")
+
+
+def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let argparse name the option in front of what `parse` says is wrong."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _listen_flag(text: str) -> Any:
+    # Off stays text: None would read as "the flag was not given".
+    return config.parse_listen(text) or text
+
+
+def parser() -> Parser:
+    """The parser of the whole command line; the man page is compared with it."""
+    top = Parser(prog="gputail", description="Names, live, what makes the slow requests of a GPU node slow.", epilog=EPILOG, **_RAW)
+    top.add_argument("--version", action="version", version=f"gputail {__version__}")
+    verbs = top.add_subparsers(title="verbs", dest="verb", metavar="VERB", parser_class=Parser)
+
+    def verb(name: str, action: Callable[[argparse.Namespace], int], summary: str, epilog: str) -> Parser:
+        added: Parser = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=epilog, **_RAW)
+        added.set_defaults(action=action)
+        added.add_argument("--debug", action="store_true", help="print a traceback with an unexpected error")
+        return added
+
+    run = verb("run", _run, "trace the node's GPU programs: metrics, and a record of each request", RUN_EPILOG)
+    _what_to_trace(run)
+    run.add_argument(
+        "--jsonl",
+        nargs="?",
+        const="-",
+        type=_value(config.parse_jsonl),
+        metavar="FILE",
+        help="append a JSON object per request to FILE; stdout without FILE or with -",
+    )
+    run.add_argument(
+        "--listen",
+        type=_value(_listen_flag),
+        metavar="HOST:PORT",
+        help=f"serve Prometheus metrics there, or off (default {config.DEFAULT_LISTEN})",
+    )
+    run.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings; flags win over it")
+
+    verb("top", _not_yet, "a live view of the workloads and their outliers (not available yet)", TOP_EPILOG)
+
+    check = verb("check", _check, "say whether this node can be traced, what is missing and how to get it", CHECK_EPILOG)
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+
+    record = verb("record", _record, "write what the probes see to a file, to be replayed later", RECORD_EPILOG)
+    record.add_argument("-o", "--output", required=True, metavar="FILE", help="the recording; an existing file is replaced; - for stdout")
+    _what_to_trace(record)
+
+    replay = verb("replay", _replay, "analyse a recording, or a .npz trace, as the live run would have", REPLAY_EPILOG)
+    replay.add_argument("file", metavar="FILE", help="written by gputail record, or a .npz trace; - for stdin")
+    replay.add_argument(
+        "--jsonl",
+        nargs="?",
+        const="-",
+        type=_value(config.parse_jsonl),
+        metavar="OUT",
+        help="instead of the summary, write a JSON object per request to OUT; stdout without OUT or with -",
+    )
+
+    report = verb("report", _not_yet, "a report of a recording (not available yet)", REPORT_EPILOG)
+    report.add_argument("file", metavar="FILE", help="written by gputail record")
+
+    demo = verb("demo", _demo, "trace simulated programs and show which of the slow requests were named right", DEMO_EPILOG)
+    demo.add_argument("--seconds", type=_value(config.parse_duration), default=20.0, metavar="S", help="how long to trace (default 20)")
+    return top
+
+
+_RAW: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+
+
+def _what_to_trace(verb: Parser) -> None:
+    verb.usage = f"{verb.prog} [options] [-- COMMAND ...]"
+    verb.add_argument(
+        "-p",
+        "--pid",
+        dest="pids",
+        action="append",
+        type=_value(lambda text: config.parse_pids(text)[0]),
+        metavar="PID",
+        help="trace only this process (repeatable); default: every process that uses the GPU",
+    )
+    verb.add_argument("--duration", dest="duration_s", type=_value(config.parse_duration), metavar="S", help="end after S seconds")
+    verb.add_argument(
+        "--flush-ms",
+        type=_value(config.parse_flush_ms),
+        metavar="MS",
+        help=f"drain the rings every MS milliseconds (default {config.Settings.flush_ms})",
+    )
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse argv; what follows the first -- is the program to start and is left as it is."""
+    own, command = list(argv), None
+    if "--" in own and own[0] in ("run", "record"):
+        split = own.index("--")
+        own, command = own[:split], own[split + 1 :]
+        if not command:
+            raise UsageError("no program after --", f"see gputail {own[0]} --help")
+    args = parser().parse_args(own)
+    args.command = tuple(command or ())
+    return args
+
+
+def _settings(args: argparse.Namespace) -> config.Settings:
+    flags = dict(vars(args))
+    if flags.get("pids"):
+        flags["pids"] = config.parse_pids(flags["pids"])
+    return config.settings(flags, flags.get("config"))
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    from gputail import daemon
+
+    return daemon.run(settings)
+
+
+def _record(args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    from gputail import daemon
+
+    return daemon.record(settings)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from gputail import replay
+
+    return replay.run(args.file, args.jsonl)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from gputail import check
+
+    return check.run(args.json)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from gputail import demo
+
+    return demo.run(args.seconds)
+
+
+def _not_yet(args: argparse.Namespace) -> int:
+    raise GputailError(f"{args.verb} is not available in this version yet", "use gputail run and gputail replay")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; prints every error, once."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        args = parse(argv)
+        if args.verb is None:
+            parser().print_help(sys.stderr)
+            return UsageError.exit_status
+        status: int = args.action(args)
+        sys.stdout.flush()
+        return status
+    except GputailError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough. Python flushes stdout once more at exit: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        _report_unexpected(error, "--debug" in argv)
+        return 1
+
+
+def _report_unexpected(error: Exception, debug: bool) -> None:
+    """A fault of ours: one line, and the traceback in a file (or on stderr, asked for or where no file can be written)."""
+    hint = "please report it with the traceback above"
+    log = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "gputail" / "crash.log"
+    if not debug:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"gputail {__version__}, {sys.argv}\n" + "".join(traceback.format_exception(error)))
+            hint = f"please report it with the traceback in {log}"
+        except (OSError, RuntimeError):
+            debug = True
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    print(GputailError(f"unexpected error: {what}", hint), file=sys.stderr)
+
+
+def entry() -> NoReturn:
+    """What the installed command runs."""
+    sys.exit(main())
