@@ -165,6 +165,14 @@ def _what_to_trace(verb: Parser) -> None:
         metavar="PID",
         help="trace only this process (repeatable); default: every process that uses the GPU",
     )
+    verb.add_argument(
+        "--library",
+        dest="libraries",
+        action="append",
+        type=_value(lambda text: config.parse_libraries(text)[0]),
+        metavar="PATH",
+        help="trace this libcuda or libnccl before any process has it mapped (repeatable)",
+    )
     verb.add_argument("--duration", dest="duration_s", type=_value(config.parse_duration), metavar="S", help="end after S seconds")
     verb.add_argument(
         "--flush-ms",
@@ -189,8 +197,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _settings(args: argparse.Namespace) -> config.Settings:
     flags = dict(vars(args))
-    if flags.get("pids"):
-        flags["pids"] = config.parse_pids(flags["pids"])
+    for name, parse_all in (("pids", config.parse_pids), ("libraries", config.parse_libraries)):
+        if flags.get(name):
+            flags[name] = parse_all(flags[name])
     return config.settings(flags, flags.get("config"))
 
 

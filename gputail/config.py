@@ -40,6 +40,7 @@ class Address:
 class Settings:
     """What `run` and `record` do. The fields that a file may set are the keys of KEYS."""
 
+    libraries: tuple[str, ...] = ()  # libraries to trace although no process has them mapped yet
     pids: tuple[int, ...] = ()  # trace only these processes; empty: every process that uses the GPU
     command: tuple[str, ...] = ()  # start this program, trace it, and end when it ends
     jsonl: str | None = None  # where request records go, "-" for stdout
@@ -72,6 +73,14 @@ def parse_pids(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_whole(pid, 1, 2**22) for pid in pids))
 
 
+def parse_libraries(value: object) -> tuple[str, ...]:
+    paths = value if isinstance(value, (list, tuple)) else [value]
+    for path in paths:
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise ValueError("must be the path of a library, or a list of them")
+    return tuple(dict.fromkeys(paths))
+
+
 def parse_flush_ms(value: object) -> int:
     return _whole(value, 1, MAX_FLUSH_MS)
 
@@ -102,6 +111,7 @@ def _whole(value: object, low: int, high: int) -> int:
 
 # The keys of a configuration file, which are fields of Settings, and how each value is read.
 KEYS: Mapping[str, Callable[[object], Any]] = {
+    "libraries": parse_libraries,
     "pids": parse_pids,
     "jsonl": parse_jsonl,
     "listen": parse_listen,

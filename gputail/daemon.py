@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
@@ -72,7 +73,7 @@ def record(settings: Settings) -> int:
     return _trace(settings, lambda stack, tracer: _Recording(settings, stack))
 
 
-def _trace(settings: Settings, make_stage) -> int:  # noqa: ANN001 - (ExitStack, Tracer) -> _Stage
+def _trace(settings: Settings, make_stage: Callable[[ExitStack, Tracer], _Stage]) -> int:
     with ExitStack() as stack:
         command = HeldCommand(settings.command) if settings.command else None
         if command:
@@ -80,7 +81,7 @@ def _trace(settings: Settings, make_stage) -> int:  # noqa: ANN001 - (ExitStack,
         until = _Until(settings, command)
         tracer = Tracer(trace_options(settings, command.pid if command else None))
         stack.callback(tracer.close)
-        stage: _Stage = make_stage(stack, tracer)
+        stage = make_stage(stack, tracer)
         _say_what_is_traced(tracer)
         if command:
             command.start()

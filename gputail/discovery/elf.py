@@ -118,7 +118,7 @@ def _locate(file: BinaryIO, symbols: np.ndarray, strings: bytes, loads: list[tup
     longest = max(map(len, wanted), default=0) + 1
     sites: dict[int, list[str]] = {}
     indirect, found = set(), set()
-    for name_at, info, address in zip(exported["name"].tolist(), exported["info"].tolist(), exported["value"].tolist()):
+    for name_at, info, address in zip(exported["name"].tolist(), exported["info"].tolist(), exported["value"].tolist(), strict=True):
         end = strings.find(b"\0", name_at, name_at + longest)
         name = strings[name_at:end].decode("latin-1") if end > name_at else ""
         if name not in wanted:

@@ -50,7 +50,7 @@ def mapped_libraries(tgid: int) -> list[Library]:
             text += chunk
             if len(text) > MAX_MAPS_BYTES:
                 raise MapsTooLong
-    found = {}
+    found: dict[tuple, Library] = {}
     for match in _LINE.finditer(text):
         span, major, minor, inode, path, kind = match.groups()
         library = Library(

@@ -12,9 +12,11 @@ import inspect
 import os
 import platform
 import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Iterable
+from typing import Any
 
 from gputail.errors import GputailError
 from gputail.events import KERNEL_STAGES
@@ -71,25 +73,26 @@ def field_offsets(event_format: str) -> dict[str, int]:
     return offsets
 
 
+@dataclass(frozen=True)
+class KernelOptions:
+    """What the program is to do. off_cpu: follow the scheduler; only_targets: record only `add_targets` and children."""
+
+    off_cpu: bool = True
+    only_targets: bool = False
+    max_threads: int = 16384
+
+
 class Kernel:
     """The loaded program. Closing it is the process's exit: BCC keeps descriptors until then; `close` drops the maps."""
 
-    def __init__(
-        self,
-        *,
-        cookies: bool,
-        off_cpu: bool = True,
-        only_targets: bool = False,
-        max_threads: int = 16384,
-        per_symbol: dict[str, list[int]] | None = None,
-    ) -> None:
+    def __init__(self, options: KernelOptions, per_symbol: Mapping[str, list[int]] | None = None) -> None:
         """Compile the program.
 
-        cookies: attached addresses carry cookies (uprobe_multi); otherwise `per_symbol` lists, by library kind, the
-        cookie of each program to make, and program `{kind}_enter_{index}` stands for it. off_cpu: follow the
-        scheduler. only_targets: record only processes put into `targets` and their children.
+        Attached addresses carry cookies (uprobe_multi), unless `per_symbol` lists, by library kind, the cookie of each
+        program to make: program `{kind}_enter_{index}` then stands for it.
         """
-        self.cookies = cookies
+        cookies = per_symbol is None
+        off_cpu, only_targets, max_threads = options.off_cpu, options.only_targets, options.max_threads
         self._bcc = import_bcc()
         events = tracefs() / "events/sched"
         self._events = events
@@ -112,7 +115,7 @@ class Kernel:
         self._counters = self._bpf["counters"]
         self.only_targets = only_targets
 
-    def _compile(self, flags: list[str]):  # noqa: ANN202 - a bcc.BPF
+    def _compile(self, flags: list[str]) -> Any:
         source = "".join(f'#line 1 "{part}"\n{(bpf_sources() / part).read_text()}' for part in PARTS)
         log = ""
         # The bundled headers first: they are known to do. Installed ones, where BCC finds them, are the fallback.
@@ -144,7 +147,9 @@ class Kernel:
             except Exception as error:
                 reason = error
         if "not permitted" in str(reason).lower() + captured.text.lower():
-            raise GputailError("the kernel refuses to load BPF programs: operation not permitted", "run as root, or grant CAP_BPF and CAP_PERFMON")
+            raise GputailError(
+                "the kernel refuses to load BPF programs: operation not permitted", "run as root, or grant CAP_BPF and CAP_PERFMON"
+            )
         path = _keep_log(captured.text + str(reason))
         raise GputailError(f"the kernel refuses the BPF program {name}; its reason is in {path}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Sequence
+from collections.abc import Sequence
 
 from gputail.errors import GputailError
 

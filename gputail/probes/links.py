@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Iterable, Protocol
+from typing import Protocol
 
 from gputail.errors import GputailError
 from gputail.probes import syscalls
-from gputail.probes.kernel import Kernel
+from gputail.probes.kernel import Kernel, KernelOptions
 from gputail.probes.table import CUDA, FUNCTIONS, NCCL, Function, cookie
 
 
@@ -42,9 +43,9 @@ class Attacher(Protocol):
 
 def make_attacher(*, off_cpu: bool, only_targets: bool, max_threads: int, use_multi: bool | None = None) -> Attacher:
     """Compile the program for the best way of attaching that kernel and BCC offer (`use_multi` overrides the choice)."""
-    options = {"off_cpu": off_cpu, "only_targets": only_targets, "max_threads": max_threads}
+    options = KernelOptions(off_cpu=off_cpu, only_targets=only_targets, max_threads=max_threads)
     if use_multi is not False and syscalls.has_uprobe_multi():
-        kernel = Kernel(cookies=True, **options)
+        kernel = Kernel(options)
         if kernel.can_load_multi:
             return MultiAttacher(kernel)
         kernel.close()
@@ -82,12 +83,12 @@ class MultiAttacher:
 class SingleAttacher:
     """BCC's own uprobes, one perf event each and no cookies: an entry program for every function and variant."""
 
-    def __init__(self, options: dict) -> None:
+    def __init__(self, options: KernelOptions) -> None:
         self._cookies = {
             kind: sorted({cookie(function, symbol) for function in FUNCTIONS if function.library == kind for symbol in function.symbols})
             for kind in (CUDA, NCCL)
         }
-        self.kernel = Kernel(cookies=False, per_symbol=self._cookies, **options)
+        self.kernel = Kernel(options, per_symbol=self._cookies)
         self._return = self.kernel.program("leave", "uprobe")
 
     def attach(self, kind: str, path: str, sites: list[Site]) -> _Descriptors:
@@ -125,9 +126,13 @@ class _Descriptors:
 
 def attach_error(path: str, error: OSError) -> GputailError:
     if error.errno in (errno.EPERM, errno.EACCES):
-        return GputailError(f"cannot attach probes to {path}: permission denied", "run as root, or grant CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN")
+        return GputailError(
+            f"cannot attach probes to {path}: permission denied", "run as root, or grant CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN"
+        )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return GputailError(f"cannot attach probes to {path}: too many open files", "raise LimitNOFILE of the service, or ulimit -n")
     if error.errno == errno.EOPNOTSUPP:
-        return GputailError(f"cannot attach probes to {path}: the kernel has no uprobes", "use a kernel with CONFIG_UPROBE_EVENTS and CONFIG_BPF_EVENTS")
+        return GputailError(
+            f"cannot attach probes to {path}: the kernel has no uprobes", "use a kernel with CONFIG_UPROBE_EVENTS and CONFIG_BPF_EVENTS"
+        )
     return GputailError(f"cannot attach probes to {path}: {os.strerror(error.errno or 0)}")

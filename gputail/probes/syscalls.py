@@ -9,7 +9,7 @@ import ctypes
 import errno
 import os
 import platform
-from typing import Sequence
+from collections.abc import Sequence
 
 from gputail.errors import GputailError
 
@@ -93,9 +93,7 @@ def _bpf(command: int, attributes: ctypes.Structure, what: str) -> int:
     return _check(_libc.syscall(_number(0), command, ctypes.byref(attributes), ctypes.sizeof(attributes)), what)
 
 
-def link_uprobe_multi(
-    program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], is_return: bool, pid: int = 0
-) -> int:
+def link_uprobe_multi(program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], is_return: bool, pid: int = 0) -> int:
     """Attach one program to many file offsets of one library at once; the descriptor of the link.
 
     The link holds the probes: closing it removes them. pid 0 means every process. OSError EINVAL where the kernel

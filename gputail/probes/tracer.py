@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, Mapping
+from typing import BinaryIO
 
 import numpy as np
 

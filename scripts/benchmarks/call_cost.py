@@ -18,9 +18,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+
+from gputail.sim.build import build_bare
 
 from gputail.events import CALL
 from gputail.paths import bpf_sources
@@ -29,7 +31,6 @@ from gputail.probes.kernel import import_bcc
 from gputail.probes.links import Site, make_attacher
 from gputail.probes.rings import PerfRings
 from gputail.probes.table import BY_SYMBOL, CUDA
-from gputail.sim.build import build_bare
 
 SYMBOLS = {"launch": "cuLaunchKernel", "sync": "cuStreamSynchronize"}
 PEER_START_S = 30
@@ -117,7 +118,8 @@ class Ways:
     @contextmanager
     def bpftrace(self, caller: Caller) -> Iterator[None]:
         at = f"{self.library}:{self.symbol}"
-        script = f"uprobe:{at} {{ @start[tid] = nsecs; }} uretprobe:{at} /@start[tid]/ {{ @ns = hist(nsecs - @start[tid]); delete(@start[tid]); }}"
+        entry = f"uprobe:{at} {{ @start[tid] = nsecs; }}"
+        script = f"{entry} uretprobe:{at} /@start[tid]/ {{ @ns = hist(nsecs - @start[tid]); delete(@start[tid]); }}"
         with self._peer(["bpftrace", "-e", script], caller):
             yield
 

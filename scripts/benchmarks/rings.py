@@ -17,12 +17,12 @@ import threading
 from pathlib import Path
 
 from call_cost import offset_of
+from gputail.sim.build import build_bare
 
 from gputail.events import CALL
 from gputail.probes.links import Site, make_attacher
 from gputail.probes.rings import PerfRings
 from gputail.probes.table import BY_SYMBOL, CUDA
-from gputail.sim.build import build_bare
 
 RATES = (20_000, 100_000, 300_000, 500_000, 0)
 
@@ -65,7 +65,14 @@ def drained(probed: Probed, program: Path, calls: int, rate: int) -> dict:
     thread.join()
     received += sum(map(len, probed.rings.drain()[0]))
     lost = probed.attacher.kernel.counts()["ring_full"] - before
-    return {"asked": rate, "per_second": calls / seconds, "calls": calls, "received": received, "lost": lost, "exact": received + lost == calls}
+    return {
+        "asked": rate,
+        "per_second": calls / seconds,
+        "calls": calls,
+        "received": received,
+        "lost": lost,
+        "exact": received + lost == calls,
+    }
 
 
 def main() -> int:
@@ -90,9 +97,7 @@ def main() -> int:
         return 0 if exact else 1
     print(f"{'asked/s':>9} {'calls/s':>9} {'calls':>9} {'received':>9} {'lost':>7}  exact")
     for one in rounds:
-        print(
-            f"{one['asked'] or 'most':>9} {one['per_second']:9.0f} {one['calls']:9} {one['received']:9} {one['lost']:7}  {one['exact']}"
-        )
+        print(f"{one['asked'] or 'most':>9} {one['per_second']:9.0f} {one['calls']:9} {one['received']:9} {one['lost']:7}  {one['exact']}")
     print(f"{'undrained':>9} {'':9} {calls:9} {received:9} {lost:7}  {overflow['exact']}")
     return 0 if exact else 1
 

@@ -65,7 +65,7 @@ def test_a_record_with_an_impossible_size_ends_the_stretch_and_is_counted(size):
 
 def rows(*spans: tuple[int, int]) -> np.ndarray:
     calls = np.zeros(len(spans), CALL)
-    for row, (start, end) in zip(calls, spans):
+    for row, (start, end) in zip(calls, spans, strict=True):
         row["start_ns"], row["duration_ns"] = start, end - start
     return calls
 
@@ -102,7 +102,10 @@ def test_at_the_end_all_that_was_held_comes_out():
 
 def test_the_result_does_not_depend_on_which_cpu_a_call_came_from():
     rng = np.random.default_rng(1)
-    spans = sorted(((int(s), int(s + d)) for s, d in zip(rng.integers(0, 10**6, 500), rng.integers(1, 10**4, 500))), key=lambda span: span[1])
+    spans = sorted(
+        ((int(s), int(s + d)) for s, d in zip(rng.integers(0, 10**6, 500), rng.integers(1, 10**4, 500), strict=True)),
+        key=lambda span: span[1],
+    )
     whole = rows(*spans)
     orders = []
     for seed in range(3):
