@@ -57,8 +57,13 @@ def bcc_version() -> str:
 def tracefs() -> Path:
     """Where tracefs is mounted."""
     for path in TRACEFS:
-        if (path / "events/sched").is_dir():
-            return path
+        try:
+            if (path / "events/sched").stat():
+                return path
+        except PermissionError as error:
+            raise GputailError(f"cannot read tracefs at {path}: permission denied", "run as root") from error
+        except OSError:
+            continue
     raise GputailError("tracefs is not mounted, so scheduler events cannot be read", "mount -t tracefs none /sys/kernel/tracing")
 
 
