@@ -242,6 +242,9 @@ def _not_yet(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; prints every error, once."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        # Names of other processes may hold what the locale cannot show.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         args = parse(argv)
         if args.verb is None:
