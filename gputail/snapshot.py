@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputail.histogram import Histogram
-    from gputail.tail import RequestRecord
+    from gputail.tail import RegimeChange, RequestRecord
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,5 @@ class Snapshot:
     events: int = 0
     lost: Mapping[str, int] = field(default_factory=dict)  # totals by stage
     recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
+    regime_changes: tuple[RegimeChange, ...] = ()  # newest last, bounded
     health: Health = Health()

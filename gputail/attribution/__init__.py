@@ -1,0 +1,63 @@
+"""Why an outlier was slow: contributions that explain its excess, largest first.
+
+In: a request well above what is usual, and the rows around it. Out: a verdict. One file per cause. The causes are
+asked in the order below, what is sure before what is inferred, each taking what it can account for from the excess
+of the budget's parts; what nothing accounts for is `unknown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gputail.attribution import (
+    blocking_sync, collective_wait, cpu_preempted, foreign_copy, foreign_kernel, host_blocked, host_compute, launch_backpressure,
+    memcpy, memory_alloc, module_load, more_work, sibling_kernel,
+)  # fmt: skip
+from gputail.attribution.case import Case
+from gputail.history import History
+from gputail.names import Names
+from gputail.requests import Request
+from gputail.tail import Contribution, Usual
+
+UNKNOWN = "unknown"
+
+_ORDER = (
+    cpu_preempted, host_blocked, memory_alloc, module_load, collective_wait, more_work, memcpy, blocking_sync, sibling_kernel,
+    foreign_copy, foreign_kernel, launch_backpressure, host_compute,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """cause: that of the largest contribution; confidence: the share (0 to 1) of the excess that it explains."""
+
+    cause: str
+    confidence: float
+    contributions: tuple[Contribution, ...]
+
+
+def attribute(request: Request, usual: Usual, history: History, until_ns: int, names: Names) -> Verdict:
+    """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
+    case = Case(request, usual, history, until_ns, names)
+    found = [contribution for cause in _ORDER for contribution in cause.explain(case)]
+    contributions = _fit(found, case.excess_ns)
+    top = contributions[0]
+    return Verdict(top.cause, 0.0 if top.cause == UNKNOWN else round(top.ns / max(case.excess_ns, 1), 3), tuple(contributions))
+
+
+def _fit(found: list[Contribution], excess_ns: int) -> list[Contribution]:
+    """Make contributions sum to the excess, largest first.
+
+    They sum to more where other parts took less time than usual: all shrink alike. What is missing is unknown.
+    """
+    total = sum(contribution.ns for contribution in found)
+    if total > excess_ns:
+        found = [Contribution(c.cause, c.ns * excess_ns // total, c.culprit_pid, c.culprit) for c in found]
+        total = sum(contribution.ns for contribution in found)
+    found = sorted((c for c in found if c.ns > 0), key=lambda c: -c.ns)
+    rest = excess_ns - total
+    if rest and total and rest < len(found) + 2:  # what rounding down left over
+        found[0] = Contribution(found[0].cause, found[0].ns + rest, found[0].culprit_pid, found[0].culprit)
+    elif rest > 0 or not found:
+        found.append(Contribution(UNKNOWN, rest))
+    return sorted(found, key=lambda c: -c.ns)

@@ -1,0 +1,104 @@
+"""One outlier as the causes see it: its request, what is usual, the rows around it, and what is still to be explained.
+
+Each cause's module has a function `explain(case) -> list[Contribution]`, which takes what it can account for from the
+case's `left` and says so. The order they are asked in is in the package's `__init__`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from gputail import events
+from gputail.attribution.outstanding import GpuWork, gpu_work
+from gputail.budget import CLASS_OF_CALL, COPY, PARTS, SYNC
+from gputail.history import History
+from gputail.names import Names
+from gputail.requests import Request
+from gputail.tail import Contribution, Usual
+
+# How long before a request work may have been queued that it still waits for.
+LOOK_BACK_NS = 500_000_000
+# A quantity that grew by less than this is what it always is.
+GREW = 1.3
+
+
+class Case:
+    """left: for each part of the budget the excess (ns) no cause has accounted for yet."""
+
+    def __init__(self, request: Request, usual: Usual, history: History, until_ns: int, names: Names) -> None:
+        self.request, self.usual, self.names = request, usual, names
+        self._history, self._until_ns = history, until_ns
+        self.excess_ns = request.duration_ns - usual.duration_ns
+        self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts)]
+
+    @cached_property
+    def own(self) -> np.ndarray:
+        """The request's own rows."""
+        return self._history.thread(self.request.tid, self.request.start_ns, self.request.end_ns)
+
+    @cached_property
+    def own_class(self) -> np.ndarray:
+        return CLASS_OF_CALL[self.own["call"]]
+
+    @cached_property
+    def before(self) -> np.ndarray:
+        """Rows of the request's thread from LOOK_BACK_NS before it began until then."""
+        request = self.request
+        return self._history.thread(request.tid, max(request.start_ns - LOOK_BACK_NS, 1), request.start_ns)
+
+    @cached_property
+    def others(self) -> np.ndarray:
+        """Rows of all other threads from LOOK_BACK_NS before the request until its verdict."""
+        return self._history.others(self.request.tid, self.request.start_ns - LOOK_BACK_NS, self._until_ns)
+
+    @cached_property
+    def siblings(self) -> list[GpuWork]:
+        """What the same process's other streams had outstanding while the request ran."""
+        request = self.request
+        mine = self.others[self.others["tgid"] == request.tgid]
+        rows = np.concatenate([self.before, self.own, mine])
+        rows = rows[np.argsort(events.end_ns(rows), kind="stable")]
+        streams = set(self.own["stream"][np.isin(self.own_class, _STREAM_WORK)].tolist()) if len(self.own) else set()
+        queued_before = {int(s) for s in self.before["stream"][np.isin(CLASS_OF_CALL[self.before["call"]], _STREAM_WORK)]}
+        streams = {request.stream} if queued_before - streams else streams
+        work = [w for w in gpu_work(rows, request.end_ns) if w.stream != request.stream or w.tid != request.tid and w.stream not in streams]
+        return [w for w in work if w.overlap_ns(request.start_ns, request.end_ns) > 0 and w.stream != request.stream]
+
+    @cached_property
+    def foreign(self) -> list[GpuWork]:
+        """What other processes had outstanding while the request ran."""
+        request = self.request
+        rows = self.others[self.others["tgid"] != request.tgid]
+        return [w for w in gpu_work(rows, request.end_ns) if w.overlap_ns(request.start_ns, request.end_ns) > 0]
+
+    @property
+    def waiting_left(self) -> int:
+        """Excess (ns) in waits for the GPU, in whichever call they were."""
+        return self.left[SYNC] + self.left[COPY]
+
+    def grew(self, counter: str) -> float:
+        """How many times the usual of `counter` (see tail.COUNTERS) the request had; 1 where nothing is usual."""
+        usual = getattr(self.usual, counter)
+        return getattr(self.request, counter) / usual if usual else 1.0
+
+    def take(self, part: int, at_most_ns: int | None = None) -> int:
+        """Account for up to so much of a part's excess; returns how much (ns) there was to take."""
+        taken = self.left[part] if at_most_ns is None else min(self.left[part], max(at_most_ns, 0))
+        self.left[part] -= taken
+        return taken
+
+    def take_waiting(self, at_most_ns: int | None = None) -> int:
+        """Account for up to so much of the excess in waits for the GPU."""
+        taken = self.take(SYNC, at_most_ns)
+        return taken + self.take(COPY, None if at_most_ns is None else at_most_ns - taken)
+
+
+def contribution(cause: str, ns: int, pid: int | None = None, culprit: str | None = None) -> list[Contribution]:
+    """A list of the one contribution, or of none if there is nothing to say."""
+    return [Contribution(cause, ns, pid, culprit)] if ns > 0 else []
+
+
+_STREAM_WORK = (1, 2, 6)
+assert len(PARTS) > max(SYNC, COPY)

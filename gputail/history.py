@@ -1,0 +1,71 @@
+"""The recent rows, kept for verdicts: what else was going on around a request."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from gputail import events
+
+# How far back rows are kept, and how many at most (64 bytes each) besides those of the latest batch.
+KEEP_NS = 5_000_000_000
+MAX_ROWS = 1 << 18
+# How far back and through how many rows one look goes: less than is kept, so that it does not matter when it is taken.
+LOOK_NS = 2_500_000_000
+MAX_LOOK = 1 << 17
+
+
+class _Chunk:
+    __slots__ = ("calls", "ends", "tids")
+
+    def __init__(self, calls: np.ndarray) -> None:
+        self.calls, self.ends, self.tids = calls, events.end_ns(calls).astype(np.int64), calls["tid"].copy()
+
+
+class History:
+    """Rows in order of their end, the last of them up to a bound that does not depend on batches."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[_Chunk] = deque()
+        self._rows = 0
+
+    def add(self, calls: np.ndarray) -> None:
+        self._chunks.append(_Chunk(calls))
+        self._rows += len(calls)
+
+    def forget(self, watermark_ns: int) -> None:
+        """Let go of what no verdict will look at any more."""
+        while self._chunks:
+            oldest = self._chunks[0]
+            spare = self._rows - len(oldest.calls)
+            if spare < MAX_ROWS and int(oldest.ends[-1]) >= watermark_ns - KEEP_NS:
+                break
+            self._chunks.popleft()
+            self._rows = spare
+
+    def thread(self, tid: int, start_ns: int, end_ns: int) -> np.ndarray:
+        """Rows of one thread that lie wholly between two times."""
+        return self._select(start_ns, end_ns, tid, True, start_ns)
+
+    def others(self, tid: int, since_ns: int, before_ns: int) -> np.ndarray:
+        """Rows of all other threads that ended from `since_ns` to before `before_ns`."""
+        return self._select(since_ns, before_ns - 1, tid, False, 0)
+
+    def _select(self, low_ns: int, high_ns: int, tid: int, same: bool, start_ns: int) -> np.ndarray:
+        """Rows that ended within [low_ns, high_ns], of the thread or of all others, at most the last MAX_LOOK looked at."""
+        found = []
+        budget = MAX_LOOK
+        low_ns = max(low_ns, high_ns - LOOK_NS)
+        for chunk in reversed(self._chunks):
+            if not len(chunk.ends) or chunk.ends[0] > high_ns:
+                continue
+            if chunk.ends[-1] < low_ns or budget <= 0:
+                break
+            first, stop = np.searchsorted(chunk.ends, low_ns), np.searchsorted(chunk.ends, high_ns, side="right")
+            first = max(first, stop - budget)
+            budget -= stop - first
+            tids = chunk.tids[first:stop]
+            rows = chunk.calls[first:stop][(tids == tid) if same else (tids != tid)]
+            found.append(rows[rows["start_ns"] >= start_ns] if start_ns else rows)
+        return np.concatenate(found[::-1]) if found else events.no_calls()

@@ -1,0 +1,239 @@
+"""The analysis stages joined: batches in, request records and snapshots out.
+
+In: `events.Batch`es. Out: `tail.RequestRecord`s in order of their end, each once its verdict is due, and a
+`snapshot.Snapshot` whenever one is asked for. It knows no clock: the watermark is the only time there is, and the
+same stream gives the same records however it is cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import replace
+from typing import Iterable, Iterator
+
+import numpy as np
+
+from gputail import attribution, events
+from gputail.histogram import BUCKETS, Histogram, bucket_of
+from gputail.history import History
+from gputail.names import Names
+from gputail.probes import table
+from gputail.requests import Request, Requests
+from gputail.snapshot import Health, Snapshot, WorkloadView
+from gputail.tail import Baseline, RegimeChange, RequestRecord, Usual
+
+# A verdict uses what ended less than this after its request did, and is given then.
+VERDICT_DELAY_NS = 400_000_000
+
+# Larger batches are taken in parts, which keeps the columns worked on in the caches.
+MAX_ROWS = 65536
+MAX_WORKLOADS = 2048
+MAX_SHAPES = 16  # of one process; further ones share a workload
+RECENT_OUTLIERS = 256
+RECENT_REGIMES = 64
+
+# What was lost where the thread it belongs to is not known: requests open at that time may lack it.
+_LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
+
+
+class _Workload:
+    """What is kept of one workload."""
+
+    __slots__ = ("name", "tgid", "shape", "histogram", "baseline", "requests", "incomplete", "outliers", "excess_ns", "last_end_ns", "fresh")
+
+    def __init__(self, name: str, tgid: int, shape: str) -> None:
+        self.name, self.tgid, self.shape = name, tgid, shape
+        self.histogram, self.baseline = Histogram(), Baseline()
+        self.requests = self.incomplete = self.last_end_ns = 0
+        self.outliers: dict[str, int] = {}
+        self.excess_ns: dict[str, int] = {}
+        self.fresh: list[int] = []  # durations not yet in the histogram
+
+
+class Pipeline:
+    """Requests, histograms, tail and attribution over one stream."""
+
+    def __init__(self) -> None:
+        self._requests = Requests()
+        self._history = History()
+        self._names = Names()
+        self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
+        self._released: list[tuple[int, int, int, Request]] = []
+        self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
+        self._records: list[RequestRecord] = []
+        self._watermark_ns = 0
+        self._events = 0
+        self._lost: dict[str, int] = {}
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=256)
+        self._calls: dict[int, Histogram] = {}
+        self._outliers: deque[RequestRecord] = deque(maxlen=RECENT_OUTLIERS)
+        self._regimes: deque[RegimeChange] = deque(maxlen=RECENT_REGIMES)
+
+    def feed(self, batch: events.Batch) -> None:
+        """Take in a batch and whatever its watermark makes known."""
+        if len(batch.calls) > MAX_ROWS:
+            self._feed_in_parts(batch)
+            return
+        self._names.learn(batch)
+        for stage, count in batch.lost.items():
+            self._lost[stage] = self._lost.get(stage, 0) + count
+            if count and stage in _LOST_ANYWHERE:
+                self._gaps.append((self._watermark_ns, batch.watermark_ns))
+        self._events += len(batch.calls)
+        if len(batch.calls):
+            self._history.add(batch.calls)
+            self._count_calls(batch.calls)
+        self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
+        self._take(self._requests.feed(batch.calls, self._watermark_ns), self._watermark_ns)
+        self._history.forget(self._watermark_ns)
+
+    def _feed_in_parts(self, batch: events.Batch) -> None:
+        for first in range(0, len(batch.calls), MAX_ROWS):
+            part = batch.calls[first : first + MAX_ROWS]
+            if first + MAX_ROWS < len(batch.calls):
+                self.feed(events.Batch(part, watermark_ns=int(events.end_ns(part[-1:])[0])))
+            else:
+                self.feed(replace(batch, calls=part))
+
+    def finish(self) -> None:
+        """The stream has ended: what is still held back becomes known now."""
+        self._take(self._requests.finish(), 1 << 62)
+
+    def take_records(self) -> list[RequestRecord]:
+        """The records finished since it was last asked, in order of their end."""
+        records, self._records = self._records, []
+        return records
+
+    def snapshot(self, health: Health = Health()) -> Snapshot:
+        """Everything known at the watermark."""
+        views = []
+        for workload in self._workloads.values():
+            process = self._names.process(workload.tgid)
+            views.append(
+                WorkloadView(
+                    name=workload.name, tgid=workload.tgid, comm=process.comm, command=process.command, container=process.container,
+                    shape=workload.shape, histogram=workload.histogram.copy(), requests=workload.requests,
+                    incomplete=workload.incomplete, outliers=dict(workload.outliers), excess_ns=dict(workload.excess_ns),
+                    baseline_ns=workload.baseline.usual.duration_ns if workload.baseline.usual else None,
+                    last_end_ns=workload.last_end_ns,
+                )  # fmt: skip
+            )
+        return Snapshot(
+            time_ns=self._watermark_ns,
+            workloads=tuple(views),
+            calls={_label(number): histogram.copy() for number, histogram in sorted(self._calls.items())},
+            events=self._events,
+            lost=dict(self._lost),
+            recent_outliers=tuple(self._outliers),
+            regime_changes=tuple(self._regimes),
+            health=health,
+        )
+
+    def _count_calls(self, calls: np.ndarray) -> None:
+        """Durations of calls, by function."""
+        number, duration = calls["call"], calls["duration_ns"]
+        if (calls["flags"] & events.ENTRY_ONLY).any():
+            measured = (calls["flags"] & events.ENTRY_ONLY) == 0
+            number, duration = number[measured], duration[measured]
+        seen = np.flatnonzero(np.bincount(number))
+        rank = np.zeros(int(seen[-1]) + 1 if len(seen) else 1, np.int64)
+        rank[seen] = np.arange(len(seen))
+        row = rank[number]
+        cells = np.bincount(row * (BUCKETS + 1) + bucket_of(duration), minlength=len(seen) * (BUCKETS + 1))
+        sums = np.bincount(row, weights=duration, minlength=len(seen))
+        for index, function in enumerate(seen.tolist()):
+            if function == table.OFF_CPU_CALL:
+                continue
+            histogram = self._calls.setdefault(function, Histogram())
+            histogram.add_buckets(cells[index * (BUCKETS + 1) : (index + 1) * (BUCKETS + 1)], int(sums[index]))
+
+    def _take(self, requests: list[Request], until_ns: int) -> None:
+        """Judge the requests released before `until_ns`, then finish those whose verdict is due before it."""
+        released = self._released
+        released += [(request.release_ns, request.end_ns, request.tid, request) for request in requests]
+        released.sort(key=_first_three)
+        known = 0
+        touched = []
+        for release_ns, end_ns, tid, request in released:
+            if release_ns >= until_ns:
+                break
+            known += 1
+            workload = self._workload(request)
+            if self._gaps and any(request.start_ns <= end and start <= end_ns for start, end in self._gaps):
+                request.incomplete = True
+            outlier, usual, shift = workload.baseline.judge(request)
+            if shift is not None:
+                self._regimes.append(RegimeChange(workload.name, end_ns, *shift))
+            workload.requests += 1
+            workload.incomplete += request.incomplete
+            workload.last_end_ns = max(workload.last_end_ns, end_ns)
+            if not workload.fresh:
+                touched.append(workload)
+            workload.fresh.append(request.duration_ns)
+            self._due.append((max(release_ns, end_ns + VERDICT_DELAY_NS), end_ns, tid, request, workload, outlier, usual))
+        del released[:known]
+        for workload in touched:
+            workload.histogram.add(np.array(workload.fresh, np.int64))
+            workload.fresh = []
+        self._due.sort(key=_first_three)
+        finished = 0
+        for due_ns, _, _, request, workload, outlier, usual in self._due:
+            if due_ns >= until_ns:
+                break
+            finished += 1
+            self._records.append(self._record(request, workload, usual if outlier else None))
+        del self._due[:finished]
+        self._records.sort(key=lambda record: (record.end_ns, record.tid))
+
+    def _record(self, request: Request, workload: _Workload, usual: Usual | None) -> RequestRecord:
+        common = (
+            request.tgid, request.tid, self._names.thread(request.tgid, request.tid), workload.name, request.start_ns, request.end_ns,
+            request.boundary, request.calls, request.launches, request.incomplete,
+        )  # fmt: skip
+        if usual is None:
+            return RequestRecord(*common, False, request.parts)
+        verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names)
+        workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
+        for contribution in verdict.contributions:
+            workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns
+        record = RequestRecord(
+            *common, True, request.parts, usual.duration_ns, request.duration_ns - usual.duration_ns, verdict.cause,
+            verdict.confidence, verdict.contributions,
+        )  # fmt: skip
+        self._outliers.append(record)
+        return record
+
+    def _workload(self, request: Request) -> _Workload:
+        key = (request.tgid, request.shape)
+        workload = self._workloads.get(key)
+        if workload is None:
+            shape = request.shape
+            if sum(tgid == request.tgid for tgid, _ in self._workloads) >= MAX_SHAPES:
+                shape = "other"
+                key = (request.tgid, shape)
+                if key in self._workloads:
+                    return self._workloads[key]
+            if len(self._workloads) >= MAX_WORKLOADS:
+                self._workloads.popitem(last=False)
+            workload = self._workloads[key] = _Workload(f"{self._names.label(request.tgid)}/{request.tgid}/{shape}", request.tgid, shape)
+        self._workloads.move_to_end(key)
+        return workload
+
+
+def replay_batches(batches: Iterable[events.Batch]) -> Iterator[RequestRecord]:
+    """The records of a stream that ends, in order of their end, as they become known."""
+    pipeline = Pipeline()
+    for batch in batches:
+        pipeline.feed(batch)
+        yield from pipeline.take_records()
+    pipeline.finish()
+    yield from pipeline.take_records()
+
+
+def _first_three(entry: tuple) -> tuple:
+    return entry[:3]
+
+
+def _label(number: int) -> str:
+    function = table.BY_NUMBER.get(number)
+    return function.name if function else "unknown"
