@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
@@ -23,8 +22,8 @@ from gputail.pipeline import Pipeline
 from gputail.probes.launch import HeldCommand
 from gputail.probes.tracer import TraceOptions, Tracer
 from gputail.snapshot import Health
-from gputail.surfaces.jsonl import JsonLines
-from gputail.surfaces.metrics import MetricsServer
+from gputail.surfaces.jsonl import JsonlWriter
+from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
 
 SNAPSHOT_S = 0.5  # how often surfaces get a new view
 
@@ -100,13 +99,14 @@ class _Analysis:
     def __init__(self, settings: Settings, stack: ExitStack, tracer: Tracer) -> None:
         self._tracer = tracer
         self._pipeline = Pipeline()
-        self._lines = JsonLines(settings.jsonl) if settings.jsonl else None
+        self._lines = JsonlWriter(settings.jsonl, append=True) if settings.jsonl else None
         if self._lines:
             stack.callback(self._lines.close)
-        self._metrics = MetricsServer(settings.listen) if settings.listen else None
-        if self._metrics:
-            stack.callback(self._metrics.close)
-            _say(f"metrics on http://{self._metrics.address}/metrics")
+        self._collector = SnapshotCollector() if settings.listen else None
+        if self._collector and settings.listen:
+            server = MetricsServer(settings.listen, self._collector)
+            stack.callback(server.close)
+            _say(f"metrics on http://{server.address}/metrics")
         self._next_snapshot = 0.0
 
     def feed(self, batch: Batch) -> None:
@@ -127,19 +127,15 @@ class _Analysis:
 
     def _publish(self) -> None:
         self._next_snapshot = time.monotonic() + SNAPSHOT_S
-        if self._metrics:
-            health = self._tracer.health()
-            self._metrics.publish(
-                replace(
-                    self._pipeline.snapshot(),
-                    health=Health(
-                        attached_functions=health.functions,
-                        attached_libraries=health.libraries,
-                        unattached=health.unattached,
-                        traced_processes=health.processes,
-                    ),
-                )
+        if self._collector:
+            traced = self._tracer.health()
+            health = Health(
+                attached_functions=traced.functions,
+                attached_libraries=traced.libraries,
+                unattached=traced.unattached,
+                traced_processes=traced.processes,
             )
+            self._collector.publish(self._pipeline.snapshot(health))
 
 
 class _Recording:

@@ -67,7 +67,9 @@ def gpu_work(rows: np.ndarray, until_ns: int) -> list[GpuWork]:
     def close(key: tuple[int, int], end: int, waited: bool) -> None:
         span = spans.pop(key)
         done.append(
-            GpuWork(key[0], span.tid, key[1], span.start, max(end, span.start), waited, span.launches, span.threads, span.bytes, span.kernel)
+            GpuWork(
+                key[0], span.tid, key[1], span.start, max(end, span.start), waited, span.launches, span.threads, span.bytes, span.kernel
+            )
         )
 
     columns = (rows["start_ns"], rows["duration_ns"], rows["tgid"], rows["tid"], rows["stream"], rows["size"], rows["block"],
