@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gputail.errors import GputailError
-from gputail.events import CALL, NAME, end_ns
+from gputail.events import CALL, NAME, NAME_BYTES, end_ns
 from gputail.probes import syscalls
 
 _PAGE = mmap.PAGESIZE
@@ -214,10 +214,12 @@ class Merger:
 
 
 def concatenated_names(arrays: list[np.ndarray]) -> np.ndarray:
-    """NAME rows in order of time."""
+    """NAME rows in order of time, the length of each without the padding that the kernel puts behind a comm."""
     if not arrays:
         return np.empty(0, NAME)
     names = np.concatenate(arrays)
+    unpadded = np.char.str_len(np.ascontiguousarray(names["text"]).view(f"S{NAME_BYTES}"))
+    names["length"] = np.minimum(names["length"], unpadded)
     return names[np.argsort(names["time_ns"], kind="stable")]
 
 

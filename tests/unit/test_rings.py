@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gputail.events import CALL, NAME, end_ns
-from gputail.probes.rings import Merger, decode, sample_dtype, summed
+from gputail.probes.rings import Merger, concatenated_names, decode, sample_dtype, summed
 
 SAMPLE = sample_dtype(CALL)
 
@@ -117,3 +117,10 @@ def test_the_result_does_not_depend_on_which_cpu_a_call_came_from():
 
 def test_only_what_was_added_to_a_total_is_reported():
     assert summed({"ring_full": 5, "late": 2}, {"ring_full": 3, "late": 2}) == {"ring_full": 2}
+
+
+def test_a_comm_is_as_long_as_its_text_and_not_as_its_field():
+    names = np.zeros(2, NAME)
+    names["length"] = (16, 8)
+    names["text"] = [b"main".ljust(224, b"\0"), b"_Z3fooPf".ljust(224, b"\0")]
+    assert concatenated_names([names])["length"].tolist() == [4, 8]
