@@ -11,7 +11,7 @@ from gputail.probes import table
 # (name, bits) of a cookie's fields from bit 0, as bpf/calls.h unpacks them.
 LAYOUT = (
     ("call", 16), ("kind", 4), ("handle", 4), ("stream", 4), ("size", 4), ("times", 4), ("shift", 4), ("block", 4),
-    ("out", 4), ("name", 4), ("per_thread", 1), ("narrow", 1),
+    ("out", 4), ("name", 4), ("per_thread", 1), ("narrow", 1), ("stack_args", 1),
 )  # fmt: skip
 ARGUMENTS = ("handle", "stream", "size", "times", "block", "out", "name")
 
@@ -60,6 +60,8 @@ def test_a_cookie_carries_what_the_row_says(machine: str) -> None:
         assert got["shift"] == args.shift
         assert got["per_thread"] == symbol.endswith(("_ptsz", "_ptds"))
         assert got["narrow"] == (symbol in function.narrow or args.size_is_int)
+        behind_registers = max(got[name] for name in ARGUMENTS) > table.REGISTER_ARGS[machine]
+        assert got["stack_args"] == (args.kind == table.Kind.LAUNCH or behind_registers)
         for name in ARGUMENTS:
             number = getattr(args, name)
             shifted = machine == "x86_64" and args.after_id and number > args.after_id
