@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FrameType
 from typing import Protocol
@@ -119,6 +120,9 @@ class _Analysis:
         self._pipeline.finish()
         self._hand_on()
         self._publish()
+        snapshot = self._pipeline.snapshot()
+        requests = sum(workload.requests for workload in snapshot.workloads)
+        _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(snapshot.lost)}")
 
     def _hand_on(self) -> None:
         records = self._pipeline.take_records()
@@ -147,16 +151,20 @@ class _Recording:
         self._writer = CaptureWriter(settings.output)
         stack.callback(self._writer.close)
         self._calls = 0
-        self._lost = 0
+        self._lost: Counter[str] = Counter()
 
     def feed(self, batch: Batch) -> None:
         self._writer.write(batch)
         self._calls += len(batch.calls)
-        self._lost += sum(batch.lost.values())
+        self._lost.update(batch.lost)
 
     def finish(self) -> None:
         self._writer.close()
-        _say(f"{self._calls} calls recorded in {self._path}" + (f"; {self._lost} lost or incomplete" if self._lost else ""))
+        _say(f"{self._calls} events recorded in {self._path}; lost: {_lost_text(self._lost)}")
+
+
+def _lost_text(lost: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {stage}" for stage, count in lost.items() if count) or "nothing"
 
 
 def _say(text: str) -> None:
