@@ -129,16 +129,15 @@ def main() -> int:
     if options.json:
         print(json.dumps([asdict(result) for result in results]))
         return 0
-    print(
-        f"{'victim':10} {'median':>8} {'requests':>9} {'records':>8} {'one to one':>11} {'incomplete':>10}  {'named/slow':>10} {'blamed':>6}  lost"
-    )
+    columns = ("victim", "median", "requests", "records", "one to one", "incomplete", "named/slow", "blamed", "lost")
+    rows = [columns]
     for r in results:
         share = f"{100 * r.one_to_one / r.requests:.1f}%" if r.requests else "-"
         named = "-" if r.slow is None else f"{r.named}/{r.slow}"
         blamed = "-" if r.blamed_clean is None else str(r.blamed_clean)
-        print(
-            f"{r.mode:10} {r.median_ms:6.1f}ms {r.requests:9} {r.records:8} {share:>11} {r.incomplete:10}  {named:>10} {blamed:>6}  {r.lost}"
-        )
+        rows.append((r.mode, f"{r.median_ms:.1f} ms", str(r.requests), str(r.records), share, str(r.incomplete), named, blamed, r.lost))
+    for row in rows:
+        print("".join(f"{cell:>12}" for cell in row))
     return 0
 
 
