@@ -12,6 +12,7 @@ import inspect
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,10 @@ _BCC_HINT = "install the distribution's package: apt-get install python3-bpfcc (
 def import_bcc() -> ModuleType:
     """The distribution's bcc module. Another package of that name (PyPI has one) is told apart and refused."""
     try:
-        bcc = importlib.import_module("bcc")
+        with warnings.catch_warnings():
+            # BCC's sources have escapes that Python 3.12 warns about whenever it compiles them.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            bcc = importlib.import_module("bcc")
     except ImportError as error:
         if error.name == "bcc":
             raise GputailError("BCC's Python module is not installed", _BCC_HINT) from error

@@ -213,7 +213,12 @@ class Tracer:
             return
         for symbol in sorted(found.indirect):
             self._unattached[f"{symbol} in {library.path}"] = "its address is decided at run time (IFUNC)"
+        # Return probes go on first, so calls that run meanwhile return without an entry. They began before tracing did:
+        # nothing of what was to be traced is lost with them. A call that is open right now will be counted, though.
+        before = self._kernel.counts()["return_orphaned"]
         links = self._attacher.attach(library.kind, f"/proc/self/fd/{file.fileno()}", sites)
+        meanwhile = self._kernel.counts()["return_orphaned"] - before
+        self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
         self._attached[library.key] = _Attached(library, links, len(sites))
 
 

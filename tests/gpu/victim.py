@@ -25,10 +25,13 @@ class Eager:
         layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
         self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).half().cuda().train()
         self.shape = (batch, 64, width)
+        self.inputs = [torch.randn(self.shape).half() for _ in range(4)]
+        self.next = 0
 
     @torch.no_grad()
     def answer(self) -> None:
-        x = torch.randn(self.shape, dtype=torch.half).to("cuda")
+        self.next = (self.next + 1) % len(self.inputs)
+        x = (self.inputs[self.next] + 0.5).to("cuda")
         self.model(x)[:, 0].cpu()
 
 
@@ -72,7 +75,7 @@ class Events:
         self.done.synchronize()
 
 
-MODES = {"eager": lambda: Eager(4, 512, 8), "gpu": lambda: Eager(128, 1024, 8), "graph": Graph, "events": Events}
+MODES = {"eager": lambda: Eager(4, 512, 8), "gpu": lambda: Eager(64, 1024, 8), "graph": Graph, "events": Events}
 
 
 def main() -> None:
