@@ -1,18 +1,33 @@
-"""Text from other processes, made safe to show: names are an attacker's."""
+"""Text that other processes chose, made safe to show.
+
+In: names, command lines, paths and cgroups as bytes or str, with anything in them. Out: one line of printable text of
+bounded length. Quoting for a particular output (labels, JSON, markup) is left to that output.
+"""
 
 from __future__ import annotations
 
-import unicodedata
-
-# Control, format (bidi overrides among them), surrogate, private, unassigned, and separators of lines and paragraphs.
-_UNSAFE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_MORE = "…"
 
 
-def printable(text: bytes | str, limit: int = 256) -> str:
-    """`text` with everything that a terminal or a log could act upon replaced by "?", at most `limit` characters.
+def printable(text: bytes | str, limit: int) -> str:
+    r"""`text` as at most `limit` printable characters; longer text ends in an ellipsis.
 
-    Bytes are read as UTF-8; a character cut off at the end of a fixed-size field becomes one "?" like any other.
+    What str.isprintable refuses (control characters and escapes, line and paragraph separators, bidirectional and other
+    format marks, lone surrogates, private and unassigned code points) and bytes that are no UTF-8 become `\x1b`, `\u202e`:
+    escaped rather than dropped, so that two names stay two names. Work is bounded by `limit`, not by the text.
     """
+    if limit < 1:
+        return ""
     if isinstance(text, bytes):
-        text = text[: 4 * limit].decode("utf-8", errors="replace")
-    return "".join("?" if unicodedata.category(c) in _UNSAFE or c == "\ufffd" else c for c in text[:limit])
+        # A character is at most 4 bytes; one more character tells whether something was cut.
+        text = text[: 4 * (limit + 1)].decode("utf-8", "surrogateescape")
+    text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else _escape(ord(character)) for character in text)
+    return text if len(text) <= limit else text[: limit - 1] + _MORE
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape's way to carry the byte 0x80 to 0xff
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
