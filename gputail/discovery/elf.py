@@ -38,9 +38,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HEADER_BYTES = 64
 _PROGRAM_HEADER_BYTES = 56
 
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+_SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
 _DYNAMIC = np.dtype([("tag", "<i8"), ("value", "<u8")])
 _DT_NULL, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME, _DT_GNU_HASH = 0, 4, 5, 6, 10, 11, 14, 0x6FFFFEF5
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1

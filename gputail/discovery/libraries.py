@@ -73,6 +73,24 @@ class Library:
         raise error
 
 
+def at(path: str) -> tuple[Library, int]:
+    """The library file named by a path of ours, which need not be mapped yet, and a descriptor of it that the caller closes.
+
+    Its identity is the one that it will have once a process maps it. Raises OSError.
+    """
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        kind = "nccl" if os.path.basename(path).startswith("libnccl") else "cuda"
+        device = (os.major(found.st_dev), os.minor(found.st_dev))
+        mapping = Mapping(os.getpid(), kind, 0, 0, *device, found.st_ino, os.fsencode(os.path.realpath(path)))
+        return library(fd, mapping), reopen(fd)
+    finally:
+        os.close(fd)
+
+
 def map_files_path(mapping: Mapping, proc: str = "/proc") -> str:
     return f"{proc}/{mapping.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
 

@@ -143,6 +143,11 @@ class Scanner:
             self._look(pid, pid in hinted)
         return self._compare()
 
+    def describe(self, pid: int) -> Process | None:
+        """What a process is called now, whether or not a scan has seen it; None when it has ended."""
+        stat = self._stat(pid)
+        return None if stat is None else describe.describe(pid, self._proc_fd, stat.comm, stat.start_ticks)
+
     def _look(self, pid: int, hinted: bool) -> None:
         """Bring what is known of a process up to date."""
         stat = self._stat(pid)

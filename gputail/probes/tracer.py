@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 import numpy as np
 
-from gputail.discovery.elf import ElfError, read_symbols
-from gputail.discovery.libraries import Library, library_at, open_library
-from gputail.discovery.processes import Scanner, describe
+from gputail.discovery import libraries
+from gputail.discovery.elf import ElfRefused, read_symbols
+from gputail.discovery.libraries import Identity, Library
+from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
 from gputail.probes.host import HostProbes
@@ -85,9 +85,9 @@ class Tracer:
         self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
         self._merger = Merger(HOLD_NS)
         self._scanner = Scanner()
-        self._attached: dict[tuple, _Attached] = {}
-        self._pinned: set[tuple] = set()  # attached by name: kept whether or not anyone uses them
-        self._hopeless: set[tuple] = set()  # looked at and found unfit: not looked at again
+        self._attached: dict[Identity, _Attached] = {}
+        self._pinned: set[Identity] = set()  # attached by name: kept whether or not anyone uses them
+        self._hopeless: set[Identity] = set()  # looked at and found unfit: not looked at again
         self._unattached: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._described: dict[int, Process] = {}
@@ -122,6 +122,7 @@ class Tracer:
         self._attached.clear()
         self._calls.close()
         self._names.close()
+        self._scanner.close()
         self._kernel.close()
 
     def health(self) -> TracerHealth:
@@ -152,7 +153,7 @@ class Tracer:
         news = []
         for tgid in np.unique(calls["tgid"]).tolist():
             if tgid not in self._described:
-                self._described[tgid] = process = describe(tgid) or Process(tgid)
+                self._described[tgid] = process = self._scanner.describe(tgid) or Process(tgid)
                 news.append(process)
         return tuple(news)
 
@@ -162,64 +163,71 @@ class Tracer:
         self._calls.cover_new_cpus()
         self._names.cover_new_cpus()
         scan = self._scanner.scan()
-        for tgid in scan.vanished:
+        for tgid in scan.ended:
             self._described.pop(tgid, None)
             if self.options.pids:
                 self._kernel.drop_target(tgid)
-        self._refused = {f"{refused.path} of pid {refused.tgid}": refused.reason for refused in scan.refused}
+        self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
+        self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}
         in_use = set()
         for library in scan.libraries:
-            in_use.add(library.key)
+            in_use.add(library.identity)
             self._attach(library)
         for key in self._attached.keys() - in_use - self._pinned:
             self._attached.pop(key).links.close()
 
     def _attach(self, library: Library) -> None:
-        if library.key in self._attached or library.key in self._hopeless:
+        if library.identity in self._attached or library.identity in self._hopeless:
             return
         try:
-            with open_library(library) as file:
-                self._attach_file(library, file)
+            fd = library.open()
+        except FileNotFoundError:  # whoever had it mapped has ended meanwhile
+            return
         except OSError as error:
-            # A process that has ended meanwhile is normal; a file that cannot be opened is news.
-            if os.path.exists(f"/proc/{library.tgid}"):
-                self._unattached[library.path] = f"cannot be opened: {error.strerror or error}"
+            self._unattached[library.path] = f"cannot be opened: {error.strerror or error}"
+            return
+        try:
+            self._attach_file(library, fd)
+        finally:
+            os.close(fd)
 
     def _attach_path(self, path: str) -> None:
         try:
-            library, file = library_at(path)
+            library, fd = libraries.at(path)
         except OSError as error:
             raise GputailError(f"cannot open the library {path}: {error.strerror or error}") from error
-        with file:
-            self._attach_file(library, file)
-        if library.key not in self._attached:
+        try:
+            self._attach_file(library, fd)
+        finally:
+            os.close(fd)
+        if library.identity not in self._attached:
             raise GputailError(f"cannot trace the library {path}: {self._unattached[library.path]}")
-        self._pinned.add(library.key)
+        self._pinned.add(library.identity)
 
-    def _attach_file(self, library: Library, file: BinaryIO) -> None:
+    def _attach_file(self, library: Library, fd: int) -> None:
         """Attach by the open file: whatever lies at its path by now, this is what is mapped."""
-        if library.key in self._attached or library.key in self._hopeless:
+        if library.identity in self._attached or library.identity in self._hopeless:
             return
         try:
-            found = read_symbols(file, _WANTED[library.kind])
-        except ElfError as error:
-            self._hopeless.add(library.key)
+            found = read_symbols(fd, _WANTED[library.kind])
+        except ElfRefused as error:
+            self._hopeless.add(library.identity)
             self._unattached[library.path] = str(error)
             return
-        sites = [Site(offset, BY_SYMBOL[symbols[0]], symbols[0]) for offset, symbols in found.sites.items()]
+        sites = [Site(offset, BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()]
         if not sites:
-            self._hopeless.add(library.key)
+            self._hopeless.add(library.identity)
             self._unattached[library.path] = "none of the functions to be traced is in it"
             return
-        for symbol in sorted(found.indirect):
-            self._unattached[f"{symbol} in {library.path}"] = "its address is decided at run time (IFUNC)"
+        for symbol, reason in found.unusable.items():
+            self._unattached[f"{symbol} in {library.path}"] = reason
         # Return probes go on first, so calls that run meanwhile return without an entry. They began before tracing did:
         # nothing of what was to be traced is lost with them. A call that is open right now will be counted, though.
         before = self._kernel.counts()["return_orphaned"]
-        links = self._attacher.attach(library.kind, f"/proc/self/fd/{file.fileno()}", sites)
+        links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
         meanwhile = self._kernel.counts()["return_orphaned"] - before
         self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
-        self._attached[library.key] = _Attached(library, links, len(sites))
+        self._attached[library.identity] = _Attached(library, links, len(sites))
 
 
 def installed_libraries() -> tuple[str, ...]:

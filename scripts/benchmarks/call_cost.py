@@ -64,7 +64,7 @@ def offset_of(library: Path, symbol: str) -> int:
 
     with library.open("rb") as file:
         symbols = read_symbols(file, frozenset([symbol]))
-    return next(offset for offset, names in symbols.sites.items() if symbol in names)
+    return next(offset for offset, site in symbols.sites.items() if symbol in site.symbols)
 
 
 class Ways:
