@@ -10,9 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gputail import events
 from gputail.attribution.outstanding import GpuWork, gpu_work
-from gputail.budget import CLASS_OF_CALL, COPY, PARTS, SYNC
+from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
@@ -55,23 +54,19 @@ class Case:
 
     @cached_property
     def siblings(self) -> list[GpuWork]:
-        """What the same process's other streams had outstanding while the request ran."""
+        """What the process had outstanding beside the request: other threads' work, and its own on other streams."""
         request = self.request
-        mine = self.others[self.others["tgid"] == request.tgid]
-        rows = np.concatenate([self.before, self.own, mine])
-        rows = rows[np.argsort(events.end_ns(rows), kind="stable")]
-        streams = set(self.own["stream"][np.isin(self.own_class, _STREAM_WORK)].tolist()) if len(self.own) else set()
-        queued_before = {int(s) for s in self.before["stream"][np.isin(CLASS_OF_CALL[self.before["call"]], _STREAM_WORK)]}
-        streams = {request.stream} if queued_before - streams else streams
-        work = [w for w in gpu_work(rows, request.end_ns) if w.stream != request.stream or w.tid != request.tid and w.stream not in streams]
-        return [w for w in work if w.overlap_ns(request.start_ns, request.end_ns) > 0 and w.stream != request.stream]
+        of_process = self.others[self.others["tgid"] == request.tgid]
+        rows = np.concatenate([self.before, self.own, of_process])
+        streams = set(self.own["stream"][np.isin(self.own_class, np.flatnonzero(IS_WORK))].tolist())
+        work = gpu_work(rows, request.start_ns, request.end_ns)
+        return [span for span in work if span.tid != request.tid or (span.stream not in streams and span.launches + span.copy_bytes)]
 
     @cached_property
     def foreign(self) -> list[GpuWork]:
         """What other processes had outstanding while the request ran."""
-        request = self.request
-        rows = self.others[self.others["tgid"] != request.tgid]
-        return [w for w in gpu_work(rows, request.end_ns) if w.overlap_ns(request.start_ns, request.end_ns) > 0]
+        rows = self.others[self.others["tgid"] != self.request.tgid]
+        return gpu_work(rows, self.request.start_ns, self.request.end_ns)
 
     @property
     def waiting_left(self) -> int:
@@ -98,7 +93,3 @@ class Case:
 def contribution(cause: str, ns: int, pid: int | None = None, culprit: str | None = None) -> list[Contribution]:
     """A list of the one contribution, or of none if there is nothing to say."""
     return [Contribution(cause, ns, pid, culprit)] if ns > 0 else []
-
-
-_STREAM_WORK = (1, 2, 6)
-assert len(PARTS) > max(SYNC, COPY)
