@@ -15,6 +15,7 @@ import numpy as np
 from gputail import events
 from gputail.budget import BLOCKS, C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_MEMSET, C_SYNC, CLASS_OF_CALL, WAIT_OF_CALL
 from gputail.probes import table
+from gputail.rows import take
 
 OPEN_NS = 200_000_000
 # A wait that took less has found the work done.
@@ -33,6 +34,7 @@ for _function in table.FUNCTIONS:
     _COVERS[_function.number] = {"stream": _STREAM, "copy": _STREAM, "event": _THREAD, "device": _DEVICE}.get(_function.waits_for, 0)
     if _function.category == table.QUERY:
         _COVERS[_function.number] = _STREAM if _function.args.stream else _THREAD
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 _OPEN_END = np.iinfo(np.int64).max
 
 
@@ -64,20 +66,20 @@ def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
     """The spans that overlap [start_ns, end_ns)."""
     kind = CLASS_OF_CALL[rows["call"]]
     covers = _COVERS[rows["call"]]
-    is_work = (kind >= C_LAUNCH) & (kind <= C_MEMSET)
+    is_work = (kind >= C_LAUNCH) & (kind <= C_MEMSET) & (rows["start_ns"] < end_ns)
     is_wait = (covers > 0) & ((WAIT_OF_CALL[rows["call"]] == BLOCKS) | (rows["result"] == 0))
-    waits, covers = rows[is_wait], covers[is_wait]
+    waits, covers = take(rows, is_wait), covers[is_wait]
     blocked = waits[(CLASS_OF_CALL[waits["call"]] == C_SYNC) & (waits["duration_ns"] >= BLOCKED_NS)]
-    work, kind = rows[is_work & (rows["start_ns"] < end_ns)], kind[is_work & (rows["start_ns"] < end_ns)]
+    work, kind = take(rows, is_work), kind[is_work]
     spans: list[GpuWork] = []
     if len(work):
-        own_stream = work["stream"] == PER_THREAD_STREAM
-        key = np.zeros(len(work), [("tgid", "u4"), ("tid", "u4"), ("stream", "u8")])
-        key["tgid"], key["tid"], key["stream"] = work["tgid"], np.where(own_stream, work["tid"], 0), work["stream"]
+        # A mix of the three is as good a key: two streams that collide are taken for one, once in 2^64.
+        owner = np.where(work["stream"] == PER_THREAD_STREAM, work["tid"], 0)
+        key = work["stream"] * _MIX[0] + work["tgid"] * _MIX[1] + owner * _MIX[2]
         streams, of = np.unique(key, return_inverse=True)
         for number in range(min(len(streams), MAX_STREAMS)):
             mine = of == number
-            spans += _spans_of_stream(work[mine], kind[mine], waits, covers)
+            spans += _spans_of_stream(take(work, mine), kind[mine], waits, covers)
     spans = [span for span in spans if span.overlap_ns(start_ns, end_ns) > 0]
     for wait in blocked:
         begin = int(wait["start_ns"])
@@ -89,7 +91,7 @@ def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
 
 def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, covers: np.ndarray) -> list[GpuWork]:
     order = np.argsort(work["start_ns"], kind="stable")
-    work, kind = work[order], kind[order]
+    work, kind = take(work, order), kind[order]
     tgid, stream = int(work["tgid"][0]), int(work["stream"][0])
     per_thread = stream == PER_THREAD_STREAM
     # A device-wide wait covers every stream of its process; an event is taken to cover the streams its thread works on.
@@ -98,8 +100,8 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
         | ((covers == _STREAM) & (waits["stream"] == stream) & ((waits["tid"] == work["tid"][0]) | (not per_thread)))
         | ((covers == _THREAD) & np.isin(waits["tid"], np.unique(work["tid"])))
     )
-    waits = waits[covering]
-    waits = waits[np.argsort(waits["start_ns"], kind="stable")]
+    waits = take(waits, covering)
+    waits = take(waits, np.argsort(waits["start_ns"], kind="stable"))
     returns = np.append(np.minimum.accumulate(events.end_ns(waits).astype(np.int64)[::-1])[::-1], _OPEN_END)
     begin = work["start_ns"].astype(np.int64)
     done = returns[np.searchsorted(waits["start_ns"].astype(np.int64), begin)]
