@@ -33,6 +33,7 @@ from gputail.budget import (
     SYNC,
     WAIT_OF_CALL,
 )  # fmt: skip
+from gputail.rows import take
 
 # Columns of a fragment. Those up to SUMS add up when two pieces of a fragment are joined.
 P_FIRST = 0  # one column for each part of the budget (host stays 0: it is what remains)
@@ -143,13 +144,13 @@ class Fragmenter:
         until = ends[np.where(found, top[np.minimum(owner, len(top) - 1)], 0)] if len(top) else np.zeros(len(owner), np.int64)
         until = np.where(found, until, ends.max())
         kept = (_rank_from_end(group) < MAX_PENDING) & (until - ends[side_rows] <= MAX_PENDING_NS)
-        self._pending = rows[side_rows[~found & kept]]
+        self._pending = take(rows, side_rows[~found & kept])
         use = found & kept
         counts = np.bincount(thread_of_top, minlength=len(firsts) + 1)[1:]
         present = np.flatnonzero(counts)
         new_firsts = np.concatenate([[0], np.cumsum(counts[present])[:-1]]).astype(np.int64)
-        side = (rows[side_rows[use]], kind[side_rows[use]], owner[use])
-        return rows[top], kind[top], new_firsts, [keys[i] for i in present], side if use.any() else None
+        side = (take(rows, side_rows[use]), kind[side_rows[use]], owner[use])
+        return take(rows, top), kind[top], new_firsts, [keys[i] for i in present], side if use.any() else None
 
 
 def _rank_from_end(group: np.ndarray) -> np.ndarray:
@@ -177,7 +178,7 @@ def _by_thread(calls: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
     offsets = np.concatenate([[0], np.cumsum(sorted_lengths)[:-1]])
     index = np.arange(len(calls)) + np.repeat(begins[order] - offsets, sorted_lengths)
     first_run = np.searchsorted(of_run[order], np.arange(len(unique)))
-    return calls[index], [int(k) for k in unique], offsets[first_run]
+    return take(calls, index), [int(k) for k in unique], offsets[first_run]
 
 
 class _Reduction:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Callable
 
 import numpy as np
 
 from gputail import events
+from gputail.budget import WAIT_OF_CALL
+from gputail.rows import take
 
 # How far back rows are kept, and how many at most (64 bytes each) besides those of the latest batch.
 KEEP_NS = 5_000_000_000
@@ -17,10 +20,13 @@ MAX_LOOK = 1 << 17
 
 
 class _Chunk:
-    __slots__ = ("calls", "ends", "tids")
+    """Rows, and beside them the columns that they are chosen by."""
+
+    __slots__ = ("calls", "ends", "tids", "streams", "waits")
 
     def __init__(self, calls: np.ndarray) -> None:
-        self.calls, self.ends, self.tids = calls, events.end_ns(calls).astype(np.int64), calls["tid"].copy()
+        self.calls, self.ends = calls, events.end_ns(calls).astype(np.int64)
+        self.tids, self.streams, self.waits = calls["tid"].copy(), calls["stream"].copy(), WAIT_OF_CALL[calls["call"]]
 
 
 class History:
@@ -46,14 +52,26 @@ class History:
 
     def thread(self, tid: int, start_ns: int, end_ns: int) -> np.ndarray:
         """Rows of one thread that lie wholly between two times."""
-        return self._select(start_ns, end_ns, tid, True, start_ns)
+        rows = self._select(start_ns, end_ns, lambda chunk, part: chunk.tids[part] == tid)
+        return take(rows, rows["start_ns"] >= start_ns)
+
+    def thread_beside(self, tid: int, streams: list[int], since_ns: int, until_ns: int) -> np.ndarray:
+        """Rows of one thread that ended between two times and wait, or are about none of `streams`."""
+
+        def chosen(chunk: _Chunk, part: slice) -> np.ndarray:
+            elsewhere = chunk.tids[part] == tid
+            for stream in streams:
+                elsewhere &= chunk.streams[part] != stream
+            return elsewhere | ((chunk.waits[part] > 0) & (chunk.tids[part] == tid))
+
+        return self._select(since_ns, until_ns, chosen)
 
     def others(self, tid: int, since_ns: int, before_ns: int) -> np.ndarray:
         """Rows of all other threads that ended from `since_ns` to before `before_ns`."""
-        return self._select(since_ns, before_ns - 1, tid, False, 0)
+        return self._select(since_ns, before_ns - 1, lambda chunk, part: chunk.tids[part] != tid)
 
-    def _select(self, low_ns: int, high_ns: int, tid: int, same: bool, start_ns: int) -> np.ndarray:
-        """Rows that ended within [low_ns, high_ns], of the thread or of all others, at most the last MAX_LOOK looked at."""
+    def _select(self, low_ns: int, high_ns: int, chosen: Callable[[_Chunk, slice], np.ndarray]) -> np.ndarray:
+        """The chosen ones of the rows that ended within [low_ns, high_ns]; the last MAX_LOOK of those are looked at."""
         found = []
         budget = MAX_LOOK
         low_ns = max(low_ns, high_ns - LOOK_NS)
@@ -62,10 +80,8 @@ class History:
                 continue
             if chunk.ends[-1] < low_ns or budget <= 0:
                 break
-            first, stop = np.searchsorted(chunk.ends, low_ns), np.searchsorted(chunk.ends, high_ns, side="right")
-            first = max(first, stop - budget)
-            budget -= stop - first
-            tids = chunk.tids[first:stop]
-            rows = chunk.calls[first:stop][(tids == tid) if same else (tids != tid)]
-            found.append(rows[rows["start_ns"] >= start_ns] if start_ns else rows)
+            first, stop = int(np.searchsorted(chunk.ends, low_ns)), int(np.searchsorted(chunk.ends, high_ns, side="right"))
+            part = slice(max(first, stop - budget), stop)
+            budget -= stop - part.start
+            found.append(take(chunk.calls[part], chosen(chunk, part)))
         return np.concatenate(found[::-1]) if found else events.no_calls()

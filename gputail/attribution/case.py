@@ -10,16 +10,18 @@ from functools import cached_property
 
 import numpy as np
 
-from gputail import events
 from gputail.attribution.outstanding import GpuWork, gpu_work
-from gputail.budget import CLASS_OF_CALL, COPY, PARTS, SYNC
+from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
+from gputail.rows import take
 from gputail.tail import Contribution, Usual
 
 # How long before a request work may have been queued that it still waits for.
 LOOK_BACK_NS = 500_000_000
+# Share of the excess that is worth looking beyond the request's own rows for.
+MATERIAL = 0.05
 # A quantity that grew by less than this is what it always is.
 GREW = 1.3
 
@@ -43,40 +45,31 @@ class Case:
         return CLASS_OF_CALL[self.own["call"]]
 
     @cached_property
-    def before(self) -> np.ndarray:
-        """Rows of the request's thread from LOOK_BACK_NS before it began until then."""
-        request = self.request
-        return self._history.thread(request.tid, max(request.start_ns - LOOK_BACK_NS, 1), request.start_ns)
-
-    @cached_property
     def others(self) -> np.ndarray:
         """Rows of all other threads from LOOK_BACK_NS before the request until its verdict."""
         return self._history.others(self.request.tid, self.request.start_ns - LOOK_BACK_NS, self._until_ns)
 
     @cached_property
     def siblings(self) -> list[GpuWork]:
-        """What the same process's other streams had outstanding while the request ran."""
+        """What the process had outstanding beside the request: other threads' work, and its own on other streams."""
         request = self.request
-        mine = self.others[self.others["tgid"] == request.tgid]
-        rows = np.concatenate([self.before, self.own, mine])
-        rows = rows[np.argsort(events.end_ns(rows), kind="stable")]
-        streams = set(self.own["stream"][np.isin(self.own_class, _STREAM_WORK)].tolist()) if len(self.own) else set()
-        queued_before = {int(s) for s in self.before["stream"][np.isin(CLASS_OF_CALL[self.before["call"]], _STREAM_WORK)]}
-        streams = {request.stream} if queued_before - streams else streams
-        work = [w for w in gpu_work(rows, request.end_ns) if w.stream != request.stream or w.tid != request.tid and w.stream not in streams]
-        return [w for w in work if w.overlap_ns(request.start_ns, request.end_ns) > 0 and w.stream != request.stream]
+        of_process = take(self.others, self.others["tgid"] == request.tgid)
+        own = np.unique(self.own["stream"][IS_WORK[self.own_class]]).tolist()
+        beside = self._history.thread_beside(request.tid, own, max(request.start_ns - LOOK_BACK_NS, 1), request.end_ns)
+        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns)
+        return [span for span in work if span.tid != request.tid or (span.stream not in own and span.launches + span.copy_bytes)]
 
     @cached_property
     def foreign(self) -> list[GpuWork]:
         """What other processes had outstanding while the request ran."""
-        request = self.request
-        rows = self.others[self.others["tgid"] != request.tgid]
-        return [w for w in gpu_work(rows, request.end_ns) if w.overlap_ns(request.start_ns, request.end_ns) > 0]
+        rows = take(self.others, self.others["tgid"] != self.request.tgid)
+        return gpu_work(rows, self.request.start_ns, self.request.end_ns)
 
     @property
     def waiting_left(self) -> int:
-        """Excess (ns) in waits for the GPU, in whichever call they were."""
-        return self.left[SYNC] + self.left[COPY]
+        """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on."""
+        left = self.left[SYNC] + self.left[COPY]
+        return left if left >= MATERIAL * self.excess_ns else 0
 
     def grew(self, counter: str) -> float:
         """How many times the usual of `counter` (see tail.COUNTERS) the request had; 1 where nothing is usual."""
@@ -98,7 +91,3 @@ class Case:
 def contribution(cause: str, ns: int, pid: int | None = None, culprit: str | None = None) -> list[Contribution]:
     """A list of the one contribution, or of none if there is nothing to say."""
     return [Contribution(cause, ns, pid, culprit)] if ns > 0 else []
-
-
-_STREAM_WORK = (1, 2, 6)
-assert len(PARTS) > max(SYNC, COPY)

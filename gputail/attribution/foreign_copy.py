@@ -11,6 +11,8 @@ CAUSE = "foreign_copy"
 
 def explain(case: Case) -> list[Contribution]:
     """Waits for the GPU, as far as other processes were copying; one contribution for each process."""
+    if not case.waiting_left:
+        return []
     start, end = case.request.start_ns, case.request.end_ns
     if not (case.request.htod_bytes or case.request.dtoh_bytes or case.request.copy_bytes):
         return []

@@ -11,6 +11,8 @@ CAUSE = "foreign_kernel"
 
 def explain(case: Case) -> list[Contribution]:
     """Waits for the GPU, as far as other processes had kernels outstanding; one contribution for each process."""
+    if not case.waiting_left:
+        return []
     start, end = case.request.start_ns, case.request.end_ns
     by_process: dict[int, list] = {}
     for work in case.foreign:

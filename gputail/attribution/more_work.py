@@ -10,14 +10,13 @@ CAUSE = "more_work"
 
 
 def explain(case: Case) -> list[Contribution]:
-    """Waits for the GPU if the kernels grew (a larger batch is copied for longer, too), launches if there are more."""
+    """Waits for the GPU (a larger batch is copied for longer, too), and launching and host time as far as in proportion."""
     launches, threads = case.grew("launches"), case.grew("block_threads")
     if launches < GREW and threads < GREW:
         return []
     usual, request = case.usual, case.request
-    ns = case.take_waiting()
-    if launches >= GREW:
-        parts = usual.parts
-        ns += case.take(LAUNCH, int(parts[LAUNCH] * (launches - 1))) + case.take(HOST, int(parts[HOST] * (launches - 1)))
+    ns = case.take_waiting() + case.take(LAUNCH, int(usual.parts[LAUNCH] * max(launches - 1, 0)))
+    # Work of another size is prepared for longer by the host, too.
+    ns += case.take(HOST, int(usual.parts[HOST] * (max(launches, threads) - 1)))
     culprit = f"{request.launches} launches against {usual.launches}, {request.block_threads} threads against {usual.block_threads}"
     return contribution(CAUSE, ns, None, culprit)

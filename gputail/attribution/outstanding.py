@@ -1,8 +1,9 @@
 """What other threads and streams had given the GPU and not yet waited for: who could have held it, and when.
 
-In: rows of threads, in order of their end. Out: for each stream the spans in which it had work outstanding, from the
-first launch or copy to the return of the wait that covered it. Where no wait was seen the span is open: it is taken
-to last until the given time, but no longer than OPEN_NS after the last work was queued.
+In: rows of threads, in any order. Out: for each stream the spans in which it had work outstanding, from the first
+launch or copy to the return of the wait that covered it. Where no wait was seen the span is open: it is taken to last
+until OPEN_NS after the last work was queued. A blocking wait is outstanding work itself, even if what it waits for was
+queued too long ago to be among the rows.
 """
 
 from __future__ import annotations
@@ -11,26 +12,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputail.budget import C_COPY, C_DTOH, C_GRAPH, C_HTOD, C_LAUNCH, C_MEMSET, CLASS_OF_CALL, WAIT_OF_CALL
+from gputail import events
+from gputail.budget import BLOCKS, C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_MEMSET, C_SYNC, CLASS_OF_CALL, WAIT_OF_CALL
 from gputail.probes import table
+from gputail.rows import take
 
-OPEN_NS = 100_000_000
+OPEN_NS = 200_000_000
+# A wait that took less has found the work done.
+BLOCKED_NS = 100_000
 # Copies that can have kept a link busy for less than this share of a span did not hold up anyone else's copy.
 COPY_SHARE = 0.25
 # A link's speed for that judgement (bytes a ns): PCIe 5.0 x16 does about 50, an NVLink host link more.
 LINK_BYTES_PER_NS = 50.0
+# CU_STREAM_PER_THREAD: one stream for each thread under the same name.
+PER_THREAD_STREAM = 2
+MAX_STREAMS = 256
+
+_COVERS = np.zeros(65536, np.uint8)
+_STREAM, _THREAD, _DEVICE = 1, 2, 3
+for _function in table.FUNCTIONS:
+    _COVERS[_function.number] = {"stream": _STREAM, "copy": _STREAM, "event": _THREAD, "device": _DEVICE}.get(_function.waits_for, 0)
+    if _function.category == table.QUERY:
+        _COVERS[_function.number] = _STREAM if _function.args.stream else _THREAD
+_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+_OPEN_END = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class GpuWork:
-    """A span in which one stream had work outstanding (ns); `kernel` is the largest kernel's handle, 0 if none."""
+    """A span in which one stream had work outstanding (ns); `kernel` is its largest kernel's handle, 0 if not known."""
 
     tgid: int
     tid: int
     stream: int
     start_ns: int
     end_ns: int
-    waited: bool
     launches: int
     block_threads: int
     copy_bytes: int
@@ -46,66 +62,80 @@ class GpuWork:
         return self.copy_bytes > 0 and (not self.launches or busy >= COPY_SHARE * (self.end_ns - self.start_ns))
 
 
-class _Span:
-    __slots__ = ("tid", "start", "last", "launches", "threads", "bytes", "largest", "kernel")
-
-    def __init__(self, tid: int, start: int) -> None:
-        self.tid, self.start, self.last = tid, start, start
-        self.launches = self.threads = self.bytes = self.largest = self.kernel = 0
-
-
-def gpu_work(rows: np.ndarray, until_ns: int) -> list[GpuWork]:
-    """The spans that began before `until_ns`."""
+def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
+    """The spans that overlap [start_ns, end_ns)."""
     kind = CLASS_OF_CALL[rows["call"]]
-    wait = WAIT_OF_CALL[rows["call"]] * (kind != 0)
-    works = ((kind >= C_LAUNCH) & (kind <= C_MEMSET)) & (rows["start_ns"] < until_ns)
-    keep = works | ((wait == 1) | ((wait == 2) & (rows["result"] == 0)))
-    rows, kind, wait, works = rows[keep], kind[keep], wait[keep], works[keep]
-    spans: dict[tuple[int, int], _Span] = {}
-    done: list[GpuWork] = []
+    covers = _COVERS[rows["call"]]
+    is_work = (kind >= C_LAUNCH) & (kind <= C_MEMSET) & (rows["start_ns"] < end_ns)
+    is_wait = (covers > 0) & ((WAIT_OF_CALL[rows["call"]] == BLOCKS) | (rows["result"] == 0))
+    waits, covers = take(rows, is_wait), covers[is_wait]
+    blocked = waits[(CLASS_OF_CALL[waits["call"]] == C_SYNC) & (waits["duration_ns"] >= BLOCKED_NS)]
+    work, kind = take(rows, is_work), kind[is_work]
+    spans: list[GpuWork] = []
+    if len(work):
+        # A mix of the three is as good a key: two streams that collide are taken for one, once in 2^64.
+        owner = np.where(work["stream"] == PER_THREAD_STREAM, work["tid"], 0)
+        key = work["stream"] * _MIX[0] + work["tgid"] * _MIX[1] + owner * _MIX[2]
+        streams, of = np.unique(key, return_inverse=True)
+        for number in range(min(len(streams), MAX_STREAMS)):
+            mine = of == number
+            spans += _spans_of_stream(take(work, mine), kind[mine], waits, covers)
+    spans = [span for span in spans if span.overlap_ns(start_ns, end_ns) > 0]
+    for wait in blocked:
+        begin = int(wait["start_ns"])
+        whole = GpuWork(int(wait["tgid"]), int(wait["tid"]), int(wait["stream"]), begin, begin + int(wait["duration_ns"]), 1, 0, 0, 0)
+        if whole.overlap_ns(start_ns, end_ns) and not any(s.tgid == whole.tgid and s.overlap_ns(begin, whole.end_ns) for s in spans):
+            spans.append(whole)
+    return spans
 
+<<<<<<< HEAD
     def close(key: tuple[int, int], end: int, waited: bool) -> None:
         span = spans.pop(key)
         done.append(
             GpuWork(
                 key[0], span.tid, key[1], span.start, max(end, span.start), waited, span.launches, span.threads, span.bytes, span.kernel
             )
-        )
+=======
 
-    columns = (rows["start_ns"], rows["duration_ns"], rows["tgid"], rows["tid"], rows["stream"], rows["size"], rows["block"],
-               rows["handle"], rows["call"], kind, wait, works)  # fmt: skip
-    for start, duration, tgid, tid, stream, size, block, handle, call, cls, waits, work in zip(*(c.tolist() for c in columns)):
-        key = (tgid, stream)
-        if work:
-            span = spans.get(key)
-            if span is not None and start - span.last > OPEN_NS:
-                close(key, span.last + OPEN_NS, False)
-                span = None
-            if span is None:
-                span = spans[key] = _Span(tid, start)
-            span.last = max(span.last, start + duration if cls in (C_HTOD, C_DTOH, C_COPY) else start)
-            if cls in (C_LAUNCH, C_GRAPH):
-                span.launches += 1
-                threads = size * block
-                span.threads += threads
-                if threads >= span.largest:
-                    span.largest, span.kernel = threads, handle
-            elif cls != C_MEMSET:
-                span.bytes += size
-        if waits:
-            end = start + duration
-            covers = table.BY_NUMBER[call].waits_for
-            if covers == "stream" or covers == "copy" or (not covers and handle == 0):
-                if key in spans:
-                    close(key, end, True)
-            else:
-                # A device-wide wait covers the process's streams; an event is taken to cover those of its thread.
-                for other in [k for k in spans if k[0] == tgid and (covers == "device" or spans[k].tid == tid)]:
-                    if spans[other].start < start:
-                        close(other, end, True)
-    for key in list(spans):
-        close(key, min(spans[key].last + OPEN_NS, max(until_ns, spans[key].last)), False)
-    return [work for work in done if work.start_ns < until_ns]
+def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, covers: np.ndarray) -> list[GpuWork]:
+    order = np.argsort(work["start_ns"], kind="stable")
+    work, kind = take(work, order), kind[order]
+    tgid, stream = int(work["tgid"][0]), int(work["stream"][0])
+    per_thread = stream == PER_THREAD_STREAM
+    # A device-wide wait covers every stream of its process; an event is taken to cover the streams its thread works on.
+    covering = (waits["tgid"] == tgid) & (
+        (covers == _DEVICE)
+        | ((covers == _STREAM) & (waits["stream"] == stream) & ((waits["tid"] == work["tid"][0]) | (not per_thread)))
+        | ((covers == _THREAD) & np.isin(waits["tid"], np.unique(work["tid"])))
+    )
+    waits = take(waits, covering)
+    waits = take(waits, np.argsort(waits["start_ns"], kind="stable"))
+    returns = np.append(np.minimum.accumulate(events.end_ns(waits).astype(np.int64)[::-1])[::-1], _OPEN_END)
+    begin = work["start_ns"].astype(np.int64)
+    done = returns[np.searchsorted(waits["start_ns"].astype(np.int64), begin)]
+    copies = (kind >= C_HTOD) & (kind <= C_COPY)
+    queued = np.where(copies, begin + work["duration_ns"].astype(np.int64), begin)
+    is_new = np.ones(len(work), bool)
+    is_new[1:] = (done[1:] != done[:-1]) | ((done[1:] == _OPEN_END) & (begin[1:] - queued[:-1] > OPEN_NS))
+    firsts = np.flatnonzero(is_new)
+    threads = np.where(kind == C_LAUNCH, work["size"].astype(np.float64) * work["block"], 0.0)
+    sums = [np.add.reduceat(column, firsts).tolist() for column in (
+        ((kind == C_LAUNCH) | (kind == C_GRAPH)).astype(np.int64), threads, np.where(copies, work["size"], 0).astype(np.float64),
+    )]  # fmt: skip
+    last_queued = np.maximum.reduceat(queued, firsts).tolist()
+    spans = []
+    stops = np.append(firsts[1:], len(work)).tolist()
+    for number, (first, stop) in enumerate(zip(firsts.tolist(), stops)):
+        largest = first + int(np.argmax(threads[first:stop]))
+        end = int(done[first]) if done[first] != _OPEN_END else last_queued[number] + OPEN_NS
+        spans.append(
+            GpuWork(
+                tgid, int(work["tid"][first]), stream, int(begin[first]), end, sums[0][number], int(sums[1][number]),
+                int(sums[2][number]), int(work["handle"][largest]) if sums[0][number] else 0,
+            )  # fmt: skip
+>>>>>>> analysis
+        )
+    return spans
 
 
 def union_ns(work: list[GpuWork], start_ns: int, end_ns: int) -> int:
