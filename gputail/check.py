@@ -106,16 +106,13 @@ def _links() -> list[Finding]:
 
 def _processes() -> list[Finding]:
     scan = Scanner().scan()
-    found = [
-        Finding(
-            "library",
-            OK,
-            f"{library.path} (pid {min(library.pids)}" + (f" and {len(library.pids) - 1} more)" if len(library.pids) > 1 else ")"),
-        )
-        for library in scan.libraries
-    ]
+    found = [Finding("library", OK, f"{library.path} ({_pids(library.pids)})") for library in scan.libraries]
     found += [Finding("library", NOTE, f"{refused.path} of pid {refused.pid} is not traced: {refused.reason}") for refused in scan.refused]
     return found or [Finding("library", NOTE, "no process has libcuda or libnccl mapped now; they are traced as they come")]
+
+
+def _pids(pids: frozenset[int]) -> str:
+    return f"pid {min(pids)}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
 
 
 def _tried(what: str, attempt: Callable[[], str]) -> list[Finding]:

@@ -20,35 +20,9 @@ from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
 from gputail.fragments import (
-    BLOCK_THREADS,
-    COPY_BYTES,
-    DTOH_BYTES,
-    END,
-    ENDS_BY,
-    FIRST_CLASS,
-    FIRST_END,
-    FIRST_FLAGS,
-    FIRST_STREAM,
-    FIRST_WORK,
-    FLAGS,
-    HEAD,
-    HTOD_BYTES,
-    LAST_CALL,
-    LAST_CLASS,
-    LAST_RESULT,
-    LAST_STREAM,
-    LAST_WORK,
-    LEAD_OFF_CPU,
-    LEAD_RUN_QUEUE,
-    N_CALLS,
-    N_LAUNCHES,
-    SILENCE_NS,
-    START,
-    SUMS,
-    WAIT,
-    Fragment,
-    Fragmenter,
-    Thread,
+    BLOCK_THREADS, COPY_BYTES, DTOH_BYTES, END, ENDS_BY, FIRST_CLASS, FIRST_END, FIRST_FLAGS, FIRST_STREAM, FIRST_WORK, FLAGS,
+    HEAD, HTOD_BYTES, LAST_CALL, LAST_CLASS, LAST_RESULT, LAST_STREAM, LAST_WORK, LEAD_OFF_CPU, LEAD_RUN_QUEUE, N_CALLS,
+    N_LAUNCHES, SILENCE_NS, START, SUMS, WAIT, Fragment, Fragmenter, Thread,
 )  # fmt: skip
 
 HOLD_FRAGMENTS = 64
@@ -230,21 +204,10 @@ class Requests:
         parts, contradictory = _parts(whole)
         out.append(
             Request(
-                tgid=lane.thread.tgid,
-                tid=lane.thread.tid,
-                start_ns=whole[START],
-                end_ns=whole[END],
-                release_ns=release,
-                boundary=boundary(whole[LAST_CALL]),
-                shape=shape,
-                calls=whole[N_CALLS],
-                launches=whole[N_LAUNCHES],
-                parts=parts,
-                block_threads=whole[BLOCK_THREADS],
-                htod_bytes=whole[HTOD_BYTES],
-                dtoh_bytes=whole[DTOH_BYTES],
-                copy_bytes=whole[COPY_BYTES],
-                stream=whole[LAST_STREAM],
+                tgid=lane.thread.tgid, tid=lane.thread.tid, start_ns=whole[START], end_ns=whole[END], release_ns=release,
+                boundary=boundary(whole[LAST_CALL]), shape=shape, calls=whole[N_CALLS], launches=whole[N_LAUNCHES], parts=parts,
+                block_threads=whole[BLOCK_THREADS], htod_bytes=whole[HTOD_BYTES], dtoh_bytes=whole[DTOH_BYTES],
+                copy_bytes=whole[COPY_BYTES], stream=whole[LAST_STREAM],
                 incomplete=contradictory or bool(whole[FLAGS] & events.AFTER_GAP),
             )  # fmt: skip
         )

@@ -88,14 +88,6 @@ def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
             spans.append(whole)
     return spans
 
-<<<<<<< HEAD
-    def close(key: tuple[int, int], end: int, waited: bool) -> None:
-        span = spans.pop(key)
-        done.append(
-            GpuWork(
-                key[0], span.tid, key[1], span.start, max(end, span.start), waited, span.launches, span.threads, span.bytes, span.kernel
-            )
-=======
 
 def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, covers: np.ndarray) -> list[GpuWork]:
     order = np.argsort(work["start_ns"], kind="stable")
@@ -133,7 +125,6 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
                 tgid, int(work["tid"][first]), stream, int(begin[first]), end, sums[0][number], int(sums[1][number]),
                 int(sums[2][number]), int(work["handle"][largest]) if sums[0][number] else 0,
             )  # fmt: skip
->>>>>>> analysis
         )
     return spans
 
