@@ -135,7 +135,9 @@ class Kernel:
                 os.environ.pop("BCC_KERNEL_SOURCE", None)
             with _CapturedStderr() as captured:
                 try:
-                    return self._bcc.BPF(text=source, cflags=flags)
+                    program = self._bcc.BPF(text=source, cflags=flags)
+                    ctypes.CDLL(None).malloc_trim(0)  # what the compiler has freed, 18 MB, would else stay ours
+                    return program
                 except Exception as error:  # BCC raises plain Exception and says why on stderr
                     reason = error
             log += captured.text + f"{reason}\n"
