@@ -22,7 +22,7 @@ from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
 from gputail.probes.host import HostProbes
-from gputail.probes.links import Links, Site, make_attacher
+from gputail.probes.links import Links, Site, make_attacher, probe_offset
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
 from gputail.probes.table import BY_SYMBOL, CUDA, NCCL
 
@@ -214,7 +214,9 @@ class Tracer:
             self._hopeless.add(library.identity)
             self._unattached[library.path] = str(error)
             return
-        sites = [Site(offset, BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()]
+        sites = [
+            Site(probe_offset(offset, site.code), BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()
+        ]
         if not sites:
             self._hopeless.add(library.identity)
             self._unattached[library.path] = "none of the functions to be traced is in it"
