@@ -7,9 +7,6 @@
  */
 #define FIELD(ctx, type, offset) (*(type *)((char *)(ctx) + (offset)))
 
-/* enum __state of a task that is switched out while runnable: TASK_RUNNING, or TASK_REPORT_MAX as the mark for preemption */
-#define STATE_RUNNABLE(state) ((state) == 0 || ((state) & 256))
-
 /* Threads off the CPU, by tid. The record lies in the map from the switch on, as a call's does. */
 BPF_TABLE("hash", u32, struct call_event, off_cpu, MAX_THREADS);
 BPF_TABLE("array", u32, struct call_event, blank_event, 1);

@@ -121,7 +121,7 @@ class Kernel:
                 calls = "".join(f" X({index}, {cookie}ULL)" for index, cookie in enumerate((per_symbol or {}).get(kind, ())))
                 flags.append(f"-D{kind.upper()}_PROBES(X)={calls}")
         self._bpf = self._compile(flags)
-        self._counters = self._bpf["counters"]
+        self._counters = self._bpf[b"counters"]
         self.only_targets = only_targets
 
     def _compile(self, flags: list[str]) -> Any:
@@ -135,7 +135,7 @@ class Kernel:
                 os.environ.pop("BCC_KERNEL_SOURCE", None)
             with _CapturedStderr() as captured:
                 try:
-                    program = self._bcc.BPF(text=source, cflags=flags)
+                    program = self._bcc.BPF(text=source.encode(), cflags=flags)
                     ctypes.CDLL(None).malloc_trim(0)  # what the compiler has freed, 18 MB, would else stay ours
                     return program
                 except Exception as error:  # BCC raises plain Exception and says why on stderr
@@ -189,19 +189,19 @@ class Kernel:
         return int((self._events / event / "id").read_text())
 
     def map_fd(self, name: str) -> int:
-        return self._bpf[name].map_fd
+        return self._bpf[name.encode()].map_fd
 
     def counts(self) -> dict[str, int]:
         """Totals since loading of what the kernel side could not record, by stage."""
         return {stage: sum(self._counters[index]) for index, stage in enumerate(KERNEL_STAGES)}
 
     def add_targets(self, tgids: Iterable[int]) -> None:
-        table = self._bpf["targets"]
+        table = self._bpf[b"targets"]
         for tgid in tgids:
             table[table.Key(tgid)] = table.Leaf(1)
 
     def drop_target(self, tgid: int) -> None:
-        self._bpf["targets"].pop(tgid, None)
+        self._bpf[b"targets"].pop(tgid, None)
 
     def close(self) -> None:
         self._bpf.cleanup()

@@ -214,9 +214,7 @@ class Tracer:
             self._hopeless.add(library.identity)
             self._unattached[library.path] = str(error)
             return
-        sites = [
-            Site(probe_offset(offset, site.code), BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()
-        ]
+        sites = [Site(probe_offset(offset, site.code), BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()]
         if not sites:
             self._hopeless.add(library.identity)
             self._unattached[library.path] = "none of the functions to be traced is in it"
