@@ -33,7 +33,9 @@ MAX_PROGRAM_HEADERS = 128
 MAX_DYNAMIC_ENTRIES = 1024
 MAX_NOTES_BYTES = 64 << 10
 MAX_SONAME_BYTES = 256
+MAX_SITES = 4096
 
+_MAX_OFFSET = 1 << 62  # pread takes a signed 64-bit offset; no file is that long
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HEADER_BYTES = 64
 _PROGRAM_HEADER_BYTES = 56
@@ -132,6 +134,8 @@ def read_symbols(file: int | IO[bytes], wanted: frozenset[str], machine: str = p
     for index, name in _select(symbols, names, wanted):
         offset, reason = _probe_offset(symbols[index], layout)
         if offset is not None:
+            if offset not in sites and len(sites) == MAX_SITES:
+                raise ElfRefused(f"more than {MAX_SITES} addresses of wanted functions")
             size_bytes, shared = sites.setdefault(offset, (0, set()))
             sites[offset] = (max(size_bytes, int(symbols[index]["size"])), shared | {name})
         elif reason:
@@ -154,7 +158,7 @@ def _descriptor(file: int | IO[bytes]) -> int:
 
 def _read(fd: int, offset: int, size_bytes: int, what: str) -> bytes:
     """Exactly `size_bytes` of the file; the caller has bounded them. Raises ElfRefused where the file ends before."""
-    if offset < 0 or offset > (1 << 62):
+    if offset > _MAX_OFFSET:
         raise ElfRefused(f"{what} lies outside the file")
     data = os.pread(fd, size_bytes, offset)
     if len(data) < size_bytes:
@@ -195,8 +199,8 @@ def _layout(fd: int, elf: ELFFile) -> _Layout:
         header = elf.structs.Elf_Phdr.parse(table[start : start + entry_bytes])
         place = (header["p_offset"], header["p_filesz"])
         if header["p_type"] == "PT_LOAD":
-            # Not congruent: no loader maps it, so an offset computed from it would mean nothing.
-            if (header["p_vaddr"] - header["p_offset"]) % _PAGE_BYTES == 0:
+            # Not congruent or out of reach: no loader maps it, so an offset computed from it would mean nothing.
+            if (header["p_vaddr"] - header["p_offset"]) % _PAGE_BYTES == 0 and sum(place) <= _MAX_OFFSET:
                 loads.append(_Segment(header["p_vaddr"], *place, bool(header["p_flags"] & _PF_X)))
         elif header["p_type"] == "PT_DYNAMIC":
             dynamic = place
@@ -312,7 +316,7 @@ def _soname(dynamic: Mapping[int, int], names: bytes) -> bytes | None:
 
 def _build_id(fd: int, layout: _Layout) -> str | None:
     for offset, size_bytes in layout.notes[:8]:
-        if offset > (1 << 62):
+        if offset > _MAX_OFFSET:
             continue
         data = os.pread(fd, min(size_bytes, MAX_NOTES_BYTES), offset)
         at = 0

@@ -216,6 +216,7 @@ Damage = Callable[[Image], object]
         (lambda i: i.poke(i.table(_DT_GNU_HASH) + 16 + 8 * struct.unpack_from("<I", i.data, i.table(_DT_GNU_HASH) + 8)[0], "I", 0x7FFFFFFF),
          "2147483647 dynamic symbols; at most 400000 are read"),
         (lambda i: i.set(_DT_STRSZ, 1 << 40), "1099511627776 bytes of symbol names; at most 16777216 are read"),
+        (lambda i: i.poke(i.header(_PT_LOAD) + 8, "Q", (1 << 64) - 4096), "lies outside what is loaded"),
         (lambda i: i.set(_DT_STRTAB, 1 << 50), "the string table lies outside what is loaded"),
     ],
 )  # fmt: skip
@@ -290,6 +291,20 @@ def test_hostile_sizes_cost_little_memory(library: Path, tmp_path: Path) -> None
         assert elf.MAX_SYMBOLS * 24 + elf.MAX_NAMES_BYTES < tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_one_name_at_hundreds_of_thousands_of_addresses_is_refused(library: Path, tmp_path: Path) -> None:
+    image = Image(library)
+    first = bytes(image.data).index(b"\0first\0") + 1 - image.table(_DT_STRTAB)
+    table, symbols_at, last = image.table(_DT_GNU_HASH), 1 << 20, elf.MAX_SYMBOLS - 1
+    image.poke(table, "IIII", 1, last, 1, 0).poke(table + 24, "II", last, 1)
+    image.poke(image.header(_PT_LOAD) + 4, "I", 5).poke(image.header(_PT_LOAD) + 32, "QQ", 64 << 20, 64 << 20)
+    image.set(_DT_SYMTAB, symbols_at)
+    image.data[symbols_at:] = bytes(symbols_at - len(image.data))
+    for number in range(elf.MAX_SYMBOLS):
+        image.data += struct.pack("<IBBHQQ", first, 0x12, 0, 1, symbols_at + number, 1)
+    with pytest.raises(elf.ElfRefused, match="more than 4096 addresses of wanted functions"):
+        read(image.write(tmp_path / "many"))
 
 
 def test_random_damage_gives_symbols_or_a_reason_and_nothing_else(library: Path, tmp_path: Path) -> None:
