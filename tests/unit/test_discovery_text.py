@@ -34,7 +34,8 @@ def test_hostile_text_becomes_one_printable_line(text: bytes | str, shown: str) 
 
 @pytest.mark.parametrize(
     ("text", "limit", "shown"),
-    [("abcdef", 6, "abcdef"), ("abcdefg", 6, "abcde…"), (b"\xff\xff\xff", 6, r"\xff\…"), ("ab", 1, "…"), ("ab", 0, ""), ("猫" * 7, 6, "猫猫猫猫猫…")],
+    [("abcdef", 6, "abcdef"), ("abcdefg", 6, "abcde…"), (b"\xff\xff\xff", 6, r"\xff\…"), ("ab", 1, "…"), ("ab", 0, ""),
+     ("猫" * 7, 6, "猫猫猫猫猫…")],
 )  # fmt: skip
 def test_text_longer_than_the_limit_is_cut_with_an_ellipsis(text: bytes | str, limit: int, shown: str) -> None:
     assert printable(text, limit) == shown
