@@ -8,8 +8,8 @@ same stream gives the same records however it is cut into batches.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Iterable, Iterator
 
 import numpy as np
 

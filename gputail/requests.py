@@ -20,9 +20,35 @@ from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
 from gputail.fragments import (
-    BLOCK_THREADS, COPY_BYTES, DTOH_BYTES, END, ENDS_BY, FIRST_CLASS, FIRST_END, FIRST_FLAGS, FIRST_STREAM, FIRST_WORK, FLAGS,
-    HEAD, HTOD_BYTES, LAST_CALL, LAST_CLASS, LAST_RESULT, LAST_STREAM, LAST_WORK, LEAD_OFF_CPU, LEAD_RUN_QUEUE, N_CALLS,
-    N_LAUNCHES, SILENCE_NS, START, SUMS, WAIT, Fragment, Fragmenter, Thread,
+    BLOCK_THREADS,
+    COPY_BYTES,
+    DTOH_BYTES,
+    END,
+    ENDS_BY,
+    FIRST_CLASS,
+    FIRST_END,
+    FIRST_FLAGS,
+    FIRST_STREAM,
+    FIRST_WORK,
+    FLAGS,
+    HEAD,
+    HTOD_BYTES,
+    LAST_CALL,
+    LAST_CLASS,
+    LAST_RESULT,
+    LAST_STREAM,
+    LAST_WORK,
+    LEAD_OFF_CPU,
+    LEAD_RUN_QUEUE,
+    N_CALLS,
+    N_LAUNCHES,
+    SILENCE_NS,
+    START,
+    SUMS,
+    WAIT,
+    Fragment,
+    Fragmenter,
+    Thread,
 )  # fmt: skip
 
 HOLD_FRAGMENTS = 64

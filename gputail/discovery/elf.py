@@ -6,7 +6,7 @@ In: an open file and the names wanted. Out: `ElfSymbols`, or `ElfRefused` with t
 The file may be anything that somebody named libcuda.so.1. So it is read the way the dynamic loader reads it, through
 its program headers and dynamic section, and never through section headers, which no loader looks at; only with
 pread, because a mapped file that is truncated meanwhile kills the reader; and every size is bounded before it is read.
-pyelftools reads the headers; symbols are read in bulk with numpy, since an object per symbol takes too long.
+pyelftools reads the headers; the tables behind them are `dynamic`'s.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from gputail.discovery.dynamic import (
+    MAX_OFFSET,
+    ElfRefused,
+    Layout,
+    Segment,
+    read_dynamic,
+    read_exactly,
+    read_names,
+    read_symbol_table,
+    soname,
+)
+
 CODE_BYTES = 16
 
-# libcuda has about 1,500 dynamic symbols, 60 kB of names, 10 program headers; these bounds are far above, and keep
-# what one file can make us read under 32 MiB.
-MAX_SYMBOLS = 400_000
-MAX_NAMES_BYTES = 16 << 20
+# A library has about 10 program headers and 300 functions that are wanted.
 MAX_PROGRAM_HEADERS = 128
-MAX_DYNAMIC_ENTRIES = 1024
 MAX_NOTES_BYTES = 64 << 10
-MAX_SONAME_BYTES = 256
+MAX_SITES = 4096
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HEADER_BYTES = 64
 _PROGRAM_HEADER_BYTES = 56
 
-_SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
-_DYNAMIC = np.dtype([("tag", "<i8"), ("value", "<u8")])
-_DT_NULL, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME, _DT_GNU_HASH = 0, 4, 5, 6, 10, 11, 14, 0x6FFFFEF5
 _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 _STB_EXPORTED = (1, 2, 10)  # GLOBAL, WEAK, GNU_UNIQUE
 _STT_NOTYPE, _STT_FUNC, _STT_GNU_IFUNC = 0, 2, 10
@@ -49,10 +54,6 @@ _PF_X = 1
 
 # uname's machine names against pyelftools' names of e_machine.
 _MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64", "riscv64": "EM_RISCV", "ppc64le": "EM_PPC64"}
-
-
-class ElfRefused(Exception):
-    """The file cannot be traced; the text says why, in lower case, fit to be shown."""
 
 
 @dataclass(frozen=True)
@@ -86,28 +87,6 @@ class ElfSymbols:
     missing: frozenset[str]
 
 
-class _Segment(NamedTuple):
-    address: int
-    offset: int
-    size_bytes: int  # in the file
-    executable: bool
-
-
-class _Layout(NamedTuple):
-    """The program headers: what is loaded where, and the file ranges (offset, size) of the dynamic section and the notes."""
-
-    loads: list[_Segment]
-    dynamic: tuple[int, int] | None
-    notes: list[tuple[int, int]]
-
-    def offset_of(self, address: int, executable: bool = False) -> int | None:
-        """File offset of what is loaded at `address`; None where nothing of the file is (or, if asked for, no code)."""
-        for segment in reversed(self.loads):  # the loader maps them in turn, a later one over an earlier
-            if segment.address <= address < segment.address + segment.size_bytes:
-                return address - segment.address + segment.offset if segment.executable or not executable else None
-        return None
-
-
 def check(file: int | IO[bytes], machine: str = platform.machine()) -> None:
     """Raise ElfRefused if the file is not an ELF library of this machine that the 64-bit ABI can load. Reads 64 bytes."""
     _header(_descriptor(file), machine)
@@ -121,15 +100,17 @@ def read_symbols(file: int | IO[bytes], wanted: frozenset[str], machine: str = p
     """
     fd = _descriptor(file)
     layout = _layout(fd, _header(fd, machine))
-    dynamic = _dynamic(fd, layout)
-    symbols = _symbol_table(fd, layout, dynamic)
-    names = _names(fd, layout, dynamic)
+    dynamic = read_dynamic(fd, layout)
+    symbols = read_symbol_table(fd, layout, dynamic)
+    names = read_names(fd, layout, dynamic)
 
     sites: dict[int, tuple[int, set[str]]] = {}
     reasons: dict[str, str] = {}
     for index, name in _select(symbols, names, wanted):
         offset, reason = _probe_offset(symbols[index], layout)
         if offset is not None:
+            if offset not in sites and len(sites) == MAX_SITES:
+                raise ElfRefused(f"more than {MAX_SITES} addresses of wanted functions")
             size_bytes, shared = sites.setdefault(offset, (0, set()))
             sites[offset] = (max(size_bytes, int(symbols[index]["size"])), shared | {name})
         elif reason:
@@ -143,21 +124,11 @@ def read_symbols(file: int | IO[bytes], wanted: frozenset[str], machine: str = p
         else:
             reasons.update(dict.fromkeys(shared, "the file ends before its code"))
     found = {name for site in ready.values() for name in site.symbols} | reasons.keys()
-    return ElfSymbols(machine, _soname(dynamic, names), _build_id(fd, layout), ready, reasons, wanted - found)
+    return ElfSymbols(machine, soname(dynamic, names), _build_id(fd, layout), ready, reasons, wanted - found)
 
 
 def _descriptor(file: int | IO[bytes]) -> int:
     return file if isinstance(file, int) else file.fileno()
-
-
-def _read(fd: int, offset: int, size_bytes: int, what: str) -> bytes:
-    """Exactly `size_bytes` of the file; the caller has bounded them. Raises ElfRefused where the file ends before."""
-    if offset < 0 or offset > (1 << 62):
-        raise ElfRefused(f"{what} lies outside the file")
-    data = os.pread(fd, size_bytes, offset)
-    if len(data) < size_bytes:
-        raise ElfRefused(f"truncated: {what} lies outside the file")
-    return data
 
 
 def _header(fd: int, machine: str) -> ELFFile:
@@ -181,95 +152,26 @@ def _header(fd: int, machine: str) -> ELFFile:
     return elf
 
 
-def _layout(fd: int, elf: ELFFile) -> _Layout:
+def _layout(fd: int, elf: ELFFile) -> Layout:
     count, entry_bytes = elf.header["e_phnum"], elf.header["e_phentsize"]
     if count == 0 or count > MAX_PROGRAM_HEADERS or entry_bytes != _PROGRAM_HEADER_BYTES:
         raise ElfRefused(f"{count} program headers of {entry_bytes} bytes")
-    table = _read(fd, elf.header["e_phoff"], count * entry_bytes, "the table of program headers")
-    loads: list[_Segment] = []
+    table = read_exactly(fd, elf.header["e_phoff"], count * entry_bytes, "the table of program headers")
+    loads: list[Segment] = []
     dynamic = None
     notes: list[tuple[int, int]] = []
     for start in range(0, len(table), entry_bytes):
         header = elf.structs.Elf_Phdr.parse(table[start : start + entry_bytes])
         place = (header["p_offset"], header["p_filesz"])
         if header["p_type"] == "PT_LOAD":
-            # Not congruent: no loader maps it, so an offset computed from it would mean nothing.
-            if (header["p_vaddr"] - header["p_offset"]) % _PAGE_BYTES == 0:
-                loads.append(_Segment(header["p_vaddr"], *place, bool(header["p_flags"] & _PF_X)))
+            # Not congruent or out of reach: no loader maps it, so an offset computed from it would mean nothing.
+            if (header["p_vaddr"] - header["p_offset"]) % _PAGE_BYTES == 0 and sum(place) <= MAX_OFFSET:
+                loads.append(Segment(header["p_vaddr"], *place, bool(header["p_flags"] & _PF_X)))
         elif header["p_type"] == "PT_DYNAMIC":
             dynamic = place
         elif header["p_type"] == "PT_NOTE":
             notes.append(place)
-    return _Layout(loads, dynamic, notes)
-
-
-def _dynamic(fd: int, layout: _Layout) -> dict[int, int]:
-    """The dynamic section: value by tag, the first of a tag counting."""
-    if layout.dynamic is None:
-        raise ElfRefused("no dynamic symbols: statically linked")
-    offset, size_bytes = layout.dynamic
-    size_bytes = min(size_bytes, MAX_DYNAMIC_ENTRIES * _DYNAMIC.itemsize) // _DYNAMIC.itemsize * _DYNAMIC.itemsize
-    entries = np.frombuffer(_read(fd, offset, size_bytes, "the dynamic section"), _DYNAMIC)
-    values: dict[int, int] = {}
-    for tag, value in entries.tolist():
-        if tag == _DT_NULL:
-            break
-        values.setdefault(tag, value)
-    return values
-
-
-def _symbol_table(fd: int, layout: _Layout, dynamic: Mapping[int, int]) -> np.ndarray:
-    """All dynamic symbols, as an array of _SYMBOL."""
-    if _DT_SYMTAB not in dynamic:
-        raise ElfRefused("no dynamic symbols")
-    if dynamic.get(_DT_SYMENT, _SYMBOL.itemsize) != _SYMBOL.itemsize:
-        raise ElfRefused(f"dynamic symbols of {dynamic[_DT_SYMENT]} bytes each")
-    count = _symbol_count(fd, layout, dynamic)
-    if count > MAX_SYMBOLS:
-        raise ElfRefused(f"{count} dynamic symbols; at most {MAX_SYMBOLS} are read")
-    offset = _table_offset(layout, dynamic[_DT_SYMTAB], "the symbol table")
-    return np.frombuffer(_read(fd, offset, count * _SYMBOL.itemsize, "the symbol table"), _SYMBOL)
-
-
-def _symbol_count(fd: int, layout: _Layout, dynamic: Mapping[int, int]) -> int:
-    """How many dynamic symbols there are. Only the hash tables tell: the dynamic section holds no count."""
-    if _DT_HASH in dynamic:
-        offset = _table_offset(layout, dynamic[_DT_HASH], "the hash table")
-        return struct.unpack("<II", _read(fd, offset, 8, "the hash table"))[1]
-    if _DT_GNU_HASH not in dynamic:
-        raise ElfRefused("no hash table of its dynamic symbols")
-    offset = _table_offset(layout, dynamic[_DT_GNU_HASH], "the hash table")
-    buckets, first_hashed, bloom_words, _ = struct.unpack("<IIII", _read(fd, offset, 16, "the hash table"))
-    if max(buckets, first_hashed, bloom_words) > MAX_SYMBOLS:
-        raise ElfRefused(f"a hash table of {buckets} buckets; at most {MAX_SYMBOLS} symbols are read")
-    offset += 16 + 8 * bloom_words
-    heads = np.frombuffer(_read(fd, offset, 4 * buckets, "the hash table"), "<u4")
-    last = int(heads.max(initial=0))
-    if last < first_hashed:
-        return first_hashed  # nothing is exported
-    if last > MAX_SYMBOLS:
-        return last
-    # The chain that begins last ends the table, at the first value with its lowest bit set.
-    chains_at = offset + 4 * buckets + 4 * (last - first_hashed)
-    data = os.pread(fd, 4 * MAX_SYMBOLS, chains_at)
-    ends = np.flatnonzero(np.frombuffer(data[: len(data) // 4 * 4], "<u4") & 1)
-    if not len(ends):
-        raise ElfRefused("the hash table does not end")
-    return last + int(ends[0]) + 1
-
-
-def _table_offset(layout: _Layout, address: int, what: str) -> int:
-    offset = layout.offset_of(address)
-    if offset is None:
-        raise ElfRefused(f"{what} lies outside what is loaded")
-    return offset
-
-
-def _names(fd: int, layout: _Layout, dynamic: Mapping[int, int]) -> bytes:
-    size_bytes = dynamic.get(_DT_STRSZ, 0)
-    if size_bytes > MAX_NAMES_BYTES:
-        raise ElfRefused(f"{size_bytes} bytes of symbol names; at most {MAX_NAMES_BYTES} are read")
-    return _read(fd, _table_offset(layout, dynamic.get(_DT_STRTAB, 0), "the string table"), size_bytes, "the string table")
+    return Layout(loads, dynamic, notes)
 
 
 def _select(symbols: np.ndarray, names: bytes, wanted: frozenset[str]) -> list[tuple[int, str]]:
@@ -287,7 +189,7 @@ def _select(symbols: np.ndarray, names: bytes, wanted: frozenset[str]) -> list[t
     return chosen
 
 
-def _probe_offset(symbol: np.void, layout: _Layout) -> tuple[int | None, str]:
+def _probe_offset(symbol: np.void, layout: Layout) -> tuple[int | None, str]:
     """File offset of a function's first instruction, or None and why it cannot be probed."""
     kind = int(symbol["info"]) & 0xF
     if kind == _STT_GNU_IFUNC:
@@ -301,16 +203,9 @@ def _probe_offset(symbol: np.void, layout: _Layout) -> tuple[int | None, str]:
     return (None, "its address is not in the file's code") if offset is None else (offset, "")
 
 
-def _soname(dynamic: Mapping[int, int], names: bytes) -> bytes | None:
-    start = dynamic.get(_DT_SONAME)
-    if start is None or start >= len(names):
-        return None
-    return names[start : start + MAX_SONAME_BYTES].split(b"\0", 1)[0]
-
-
-def _build_id(fd: int, layout: _Layout) -> str | None:
+def _build_id(fd: int, layout: Layout) -> str | None:
     for offset, size_bytes in layout.notes[:8]:
-        if offset > (1 << 62):
+        if offset > MAX_OFFSET:
             continue
         data = os.pread(fd, min(size_bytes, MAX_NOTES_BYTES), offset)
         at = 0

@@ -236,8 +236,9 @@ class Scanner:
             try:
                 fd = libraries.open_mapping(mapping, self._proc)
             except OSError as error:
-                self._hints.append(mapping.pid)
-                if error.errno not in (errno.ENOENT, errno.ESRCH):
+                if error.errno in (errno.ENOENT, errno.ESRCH):
+                    self._hints.append(mapping.pid)  # it unmapped the library or ended since its maps were read
+                else:
                     reason = error.strerror
                 continue
             try:

@@ -29,6 +29,8 @@ from gputail.probes.table import BY_SYMBOL, CUDA, NCCL
 RINGS_TOTAL_BYTES = 64 << 20
 RING_MAX_BYTES = 4 << 20
 NAME_RING_BYTES = 128 << 10
+# Probes stay this long on a library that no process has mapped any more.
+LINGER_S = 10.0
 # A record is in its ring at most this long after the end it states, unless its thread was kept off the CPU in between.
 HOLD_NS = 10_000_000
 _WANTED = {kind: frozenset(symbol for symbol, function in BY_SYMBOL.items() if function.library == kind) for kind in (CUDA, NCCL)}
@@ -53,6 +55,7 @@ class _Attached:
     library: Library
     links: Links
     functions: int
+    last_used: float  # time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -169,12 +172,24 @@ class Tracer:
                 self._kernel.drop_target(tgid)
         self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
         self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}
-        in_use = set()
-        for library in scan.libraries:
-            in_use.add(library.identity)
+        in_use = {library.identity: library for library in scan.libraries}
+        self._let_go(in_use)
+        for library in in_use.values():
             self._attach(library)
-        for key in self._attached.keys() - in_use - self._pinned:
-            self._attached.pop(key).links.close()
+
+    def _let_go(self, in_use: Mapping[Identity, Library]) -> None:
+        """Take probes off libraries that nobody has had mapped for a while, so that the next short job's first calls are seen.
+
+        Off one that was rewritten in place at once: its successor is the same inode, and both probed would count twice.
+        """
+        now = time.monotonic()
+        places = {(library.device, library.inode) for identity, library in in_use.items() if identity not in self._attached}
+        for identity, attached in list(self._attached.items()):
+            if identity in in_use or identity in self._pinned:
+                attached.last_used = now
+            library = attached.library
+            if (library.device, library.inode) in places or now - attached.last_used > LINGER_S:
+                self._attached.pop(identity).links.close()
 
     def _attach(self, library: Library) -> None:
         if library.identity in self._attached or library.identity in self._hopeless:
@@ -227,7 +242,7 @@ class Tracer:
         links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
         meanwhile = self._kernel.counts()["return_orphaned"] - before
         self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
-        self._attached[library.identity] = _Attached(library, links, len(sites))
+        self._attached[library.identity] = _Attached(library, links, len(sites), time.monotonic())
 
 
 def installed_libraries() -> tuple[str, ...]:
