@@ -81,6 +81,9 @@ int sched_process_exit(void *ctx)
 
 	forget_thread(id);
 	off_cpu.delete(&tid);
+#ifdef ONLY_TARGETS
+	targets.delete(&tid); /* threads that the process leaves behind stay traced: they are known by now */
+#endif
 	return 0;
 }
 
@@ -101,8 +104,8 @@ int sched_process_fork(void *ctx)
 	u32 parent = bpf_get_current_pid_tgid() >> 32, child = FIELD(ctx, u32, FIELD_sched_process_fork_child_pid);
 	u8 one = 1;
 
-	if (targets.lookup(&parent))
-		targets.update(&child, &one);
+	if (targets.lookup(&parent) && targets.update(&child, &one))
+		count(COUNTER_IN_FLIGHT_FULL, 1);
 	return 0;
 }
 #endif

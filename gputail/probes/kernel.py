@@ -200,9 +200,6 @@ class Kernel:
         for tgid in tgids:
             table[table.Key(tgid)] = table.Leaf(1)
 
-    def drop_target(self, tgid: int) -> None:
-        self._bpf[b"targets"].pop(tgid, None)
-
     def close(self) -> None:
         self._bpf.cleanup()
 

@@ -168,8 +168,6 @@ class Tracer:
         scan = self._scanner.scan()
         for tgid in scan.ended:
             self._described.pop(tgid, None)
-            if self.options.pids:
-                self._kernel.drop_target(tgid)
         self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
         self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}
         in_use = {library.identity: library for library in scan.libraries}
