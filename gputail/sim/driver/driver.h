@@ -44,7 +44,7 @@ struct CUstream_st {
 	unsigned int flags;
 	int priority;
 	CUgraph capture;     /* being recorded instead of run */
-	bool joined;	     /* by waiting for an event of another stream that is being recorded */
+	CUstream joined;     /* the next of the streams that are recorded with another, whose event they waited for */
 };
 
 struct CUevent_st {
@@ -101,6 +101,7 @@ CUresult check_context(void);
 
 /* graphs.c */
 CUresult record_op(CUgraph graph, const struct op *ops, unsigned int count);
+void record_too(CUgraph graph, CUstream stream);
 
 /* memory.c */
 bool is_device(CUdeviceptr address);

@@ -26,7 +26,7 @@ struct range {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
-static uint64_t next_address = DEVICE_FIRST;
+static uint64_t next_address = DEVICE_FIRST + PAGE;
 
 static bool lies_in(uint64_t address, enum use use)
 {
@@ -152,3 +152,93 @@ API CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
 API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) { return allocate_slowly((uint64_t *)address, bytes); }
 API CUresult cuMemFree(CUdeviceptr_v1 address) { return release(DEVICE_FIRST | address); }
 API CUresult cuMemFree_v2(CUdeviceptr address) { return release(address); }
+
+static CUresult allocate_pitch(uint64_t *address, size_t *pitch, uint64_t width, uint64_t height)
+{
+	*pitch = (width + 511) / 512 * 512;
+	return allocate_slowly(address, *pitch * height);
+}
+
+API CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width, unsigned int height,
+			     unsigned int element UNUSED)
+{
+	uint64_t wide = 0;
+	size_t wide_pitch = 0;
+	CUresult result = allocate_pitch(&wide, &wide_pitch, width, height);
+
+	*address = (CUdeviceptr_v1)wide;
+	*pitch = (unsigned int)wide_pitch;
+	return result;
+}
+
+API CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element UNUSED)
+{
+	return allocate_pitch((uint64_t *)address, pitch, width, height);
+}
+
+/* Real memory, for the host to use: pinned, or managed and then counted as the device's too. */
+static CUresult map_host(void **address, size_t bytes, enum use use)
+{
+	int64_t until_ns = now_ns() + ALLOC_NS + (int64_t)(bytes >> 20) * ALLOC_NS_PER_MB;
+	CUresult result;
+	void *mapped;
+
+	if (!gpu || !bytes)
+		return gpu ? INVALID_VALUE : NOT_INITIALIZED;
+	if (use == MANAGED && (bytes > DEVICE_MEMORY_BYTES || !account((int64_t)bytes)))
+		return OUT_OF_MEMORY;
+	mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (mapped == MAP_FAILED)
+		return OUT_OF_MEMORY;
+	*address = mapped;
+	result = add((uintptr_t)mapped, bytes, use);
+	sleep_until(until_ns);
+	return result;
+}
+
+API CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags UNUSED)
+{
+	void *mapped = NULL;
+	CUresult result = map_host(&mapped, bytes, MANAGED);
+
+	*address = (uintptr_t)mapped;
+	return result;
+}
+
+API CUresult cuMemAllocHost(void **address, unsigned int bytes) { return map_host(address, bytes, PINNED); }
+API CUresult cuMemAllocHost_v2(void **address, size_t bytes) { return map_host(address, bytes, PINNED); }
+API CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags UNUSED) { return map_host(address, bytes, PINNED); }
+
+API CUresult cuMemFreeHost(void *address)
+{
+	uint64_t bytes;
+
+	if (!gpu)
+		return NOT_INITIALIZED;
+	wait_for_device();
+	bytes = take((uintptr_t)address, PINNED);
+	if (!bytes)
+		return INVALID_VALUE;
+	munmap(address, bytes);
+	sleep_until(now_ns() + FREE_NS);
+	return SUCCESS;
+}
+
+static CUresult pin(void *address, size_t bytes)
+{
+	if (!gpu || !bytes)
+		return gpu ? INVALID_VALUE : NOT_INITIALIZED;
+	sleep_until(now_ns() + ALLOC_NS + (int64_t)(bytes >> 20) * ALLOC_NS_PER_MB);
+	return add((uintptr_t)address, bytes, REGISTERED);
+}
+
+API CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags UNUSED) { return pin(address, bytes); }
+API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags UNUSED) { return pin(address, bytes); }
+
+API CUresult cuMemHostUnregister(void *address)
+{
+	if (!gpu)
+		return NOT_INITIALIZED;
+	wait_for_device();
+	return take((uintptr_t)address, REGISTERED) ? SUCCESS : INVALID_VALUE;
+}

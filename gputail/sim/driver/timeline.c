@@ -303,6 +303,11 @@ bool push(struct gpu *gpu, uint32_t stream, const struct op *op)
 	new->queued_ns = gpu->now_ns;
 	new->start_ns = 0;
 	new->left = new->work;
+	if (op->kind == EVENT) {
+		gpu->events[op->target].stream = stream;
+		gpu->events[op->target].position = queue->tail;
+		gpu->events[op->target].end_ns = 0;
+	}
 	queue->tail++;
 	if (!queue->busy) {
 		queue->busy = true;
