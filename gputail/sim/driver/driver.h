@@ -103,6 +103,10 @@ CUresult check_context(void);
 CUresult record_op(CUgraph graph, const struct op *ops, unsigned int count);
 void record_too(CUgraph graph, CUstream stream);
 
+/* launch.c */
+CUresult make_kernel(struct op *op, CUfunction function, void **params, double threads);
+CUresult queue_launch(CUstream stream, const struct op *ops, unsigned int count);
+
 /* memory.c */
 bool is_device(CUdeviceptr address);
 bool is_pinned(const void *address);

@@ -17,28 +17,39 @@ struct grid {
 	unsigned int grid_x, grid_y, grid_z, block_x, block_y, block_z;
 };
 
-static CUresult launch(CUfunction function, struct grid grid, CUstream stream, void **params, bool per_thread)
+/* A launch takes the caller's own time, too. */
+CUresult queue_launch(CUstream stream, const struct op *ops, unsigned int count)
 {
 	int64_t until_ns = now_ns() + LAUNCH_NS;
+	CUresult result = queue_group(stream, ops, count, NULL);
+
+	burn_until(until_ns);
+	return result;
+}
+
+CUresult make_kernel(struct op *op, CUfunction function, void **params, double threads)
+{
+	if (!function || threads < 1)
+		return function ? INVALID_VALUE : INVALID_HANDLE;
+	*op = (struct op){.kind = KERNEL, .share = threads < THREADS ? threads / THREADS : 1};
+	op->work = params && params[0] ? (double)*(const uint64_t *)params[0] : DEFAULT_KERNEL_NS;
+	return SUCCESS;
+}
+
+static CUresult launch(CUfunction function, struct grid grid, CUstream stream, void **params, bool per_thread)
+{
 	double threads = (double)grid.grid_x * grid.grid_y * grid.grid_z * grid.block_x * grid.block_y * grid.block_z;
-	struct op op = {.kind = KERNEL, .share = threads < THREADS ? threads / THREADS : 1};
-	unsigned int count = instead_count;
+	unsigned int count = instead_count ? instead_count : 1;
+	struct op op;
+	const struct op *ops = instead_count ? instead : &op;
 	CUresult result = find_stream(&stream, per_thread);
 
 	instead_count = 0;
+	if (!result)
+		result = make_kernel(&op, function, params, threads);
 	if (result)
 		return result;
-	if (!function)
-		return INVALID_HANDLE;
-	if (threads < 1)
-		return INVALID_VALUE;
-	op.work = params && params[0] ? (double)*(const uint64_t *)params[0] : DEFAULT_KERNEL_NS;
-	if (stream->capture)
-		result = record_op(stream->capture, count ? instead : &op, count ? count : 1);
-	else
-		result = queue_group(stream, count ? instead : &op, count ? count : 1, NULL);
-	burn_until(until_ns);
-	return result;
+	return stream->capture ? record_op(stream->capture, ops, count) : queue_launch(stream, ops, count);
 }
 
 /* For libnccl: the operations that this thread's next launch stands for. */
