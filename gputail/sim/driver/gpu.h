@@ -47,6 +47,7 @@ struct op {
 	double rate;	     /* at most, bytes per nanosecond, of a copy */
 	uint64_t position;   /* WAIT: in the stream `target`; COLLECTIVE, SEND, RECV: sequence number */
 	uint32_t target;     /* EVENT: slot; WAIT: stream; COLLECTIVE, SEND, RECV: communicator */
+	uint32_t generation; /* of the communicator: one since destroyed holds nothing up */
 	uint16_t rank, peer;
 	uint16_t group;	     /* how many operations from this one on reach the device together */
 	uint8_t kind;
@@ -79,10 +80,15 @@ struct event {
 
 struct communicator {
 	char id[128];
-	uint32_t ranks, joined, left;
-	bool used, aborted;
+	uint32_t generation; /* of the slot's use */
+	uint32_t ranks;	     /* 0: free */
+	uint32_t joined;
+	bool aborted;
+	uint32_t members[RANKS]; /* processes; NONE: not yet joined, or left */
 	uint64_t reached[RANKS]; /* collectives that a rank's streams have come to */
 	uint64_t sent[RANKS][RANKS], received[RANKS][RANKS]; /* [own rank][peer] */
+	uint64_t split_calls;
+	int colors[2][RANKS], keys[2][RANKS]; /* of the last two splits: no rank is further ahead of another */
 };
 
 struct device {
@@ -116,6 +122,7 @@ int64_t next_change_ns(struct gpu *gpu);
 bool push(struct gpu *gpu, uint32_t stream, const struct op *op);
 void drop(struct gpu *gpu, uint32_t process);
 void repair(struct gpu *gpu);
+void leave_communicator(struct gpu *gpu, uint32_t communicator, uint32_t rank);
 
 /* shared.c */
 extern struct gpu *gpu; /* NULL until attach() */

@@ -86,7 +86,7 @@ static void arrive(struct gpu *gpu, uint32_t stream)
 				    op->kind == SEND	   ? &comm->sent[op->rank][op->peer] :
 							     &comm->received[op->rank][op->peer];
 
-		if (*counter < op->position)
+		if (comm->generation == op->generation && *counter < op->position)
 			*counter = op->position;
 	}
 }
@@ -96,7 +96,7 @@ static bool is_met(const struct gpu *gpu, const struct op *op)
 	const struct communicator *comm = &gpu->communicators[op->target];
 	uint32_t rank;
 
-	if (comm->aborted)
+	if (comm->aborted || comm->generation != op->generation)
 		return true;
 	if (op->kind == SEND)
 		return comm->received[op->peer][op->rank] >= op->position;
@@ -316,10 +316,24 @@ bool push(struct gpu *gpu, uint32_t stream, const struct op *op)
 	return true;
 }
 
-/* A process is gone: so is its work. */
+/* A slot is free once all who joined have left it. */
+void leave_communicator(struct gpu *gpu, uint32_t communicator, uint32_t rank)
+{
+	struct communicator *comm = &gpu->communicators[communicator];
+	uint32_t i;
+
+	comm->members[rank] = NONE;
+	for (i = 0; i < RANKS; i++)
+		if (comm->members[i] != NONE)
+			return;
+	comm->ranks = 0;
+	comm->generation++;
+}
+
+/* A process is gone: so is its work. Its ranks never come to a collective again. */
 void drop(struct gpu *gpu, uint32_t process)
 {
-	uint32_t i;
+	uint32_t i, rank;
 
 	for (i = 0; i < STREAMS; i++)
 		if (gpu->queues[i].process == process) {
@@ -330,6 +344,10 @@ void drop(struct gpu *gpu, uint32_t process)
 	for (i = 0; i < EVENTS; i++)
 		if (gpu->events[i].process == process)
 			gpu->events[i].process = NONE;
+	for (i = 0; i < COMMUNICATORS; i++)
+		for (rank = 0; rank < gpu->communicators[i].ranks; rank++)
+			if (gpu->communicators[i].members[rank] == process)
+				leave_communicator(gpu, i, rank);
 	gpu->processes[process].pid = 0;
 }
 
