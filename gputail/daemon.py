@@ -103,12 +103,13 @@ class _Analysis:
         self._lines = JsonlWriter(settings.jsonl, append=True) if settings.jsonl else None
         if self._lines:
             stack.callback(self._lines.close)
+        self._next_snapshot = 0.0
         self._collector = SnapshotCollector() if settings.listen else None
+        self._publish()
         if self._collector and settings.listen:
             server = MetricsServer(settings.listen, self._collector)
             stack.callback(server.close)
             _say(f"metrics on http://{server.address}/metrics")
-        self._next_snapshot = 0.0
 
     def feed(self, batch: Batch) -> None:
         self._pipeline.feed(batch)

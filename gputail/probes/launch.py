@@ -44,6 +44,7 @@ class HeldCommand:
         os.close(self._failure)
         if failure:
             os.waitpid(self.pid, 0)
+            self.status = 127
             raise GputailError(f"cannot run {self.command[0]}: {failure}")
 
     def has_ended(self) -> bool:
