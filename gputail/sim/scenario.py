@@ -1,0 +1,168 @@
+"""A simulated program and whatever disturbs it, run together, and what they logged of themselves.
+
+In: a label, as the recorded traces have them. Out: a `Truth` when they have ended. Tracing them is the caller's part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gputail.errors import GputailError
+from gputail.probes.table import BY_NUMBER, COPY, GRAPH, LAUNCH
+from gputail.sim.build import Built, build
+
+# label -> the victim's kind, what it does to itself, and the kind of aggressor beside it
+LABELS: dict[str, tuple[str, str, str]] = {
+    "none": ("cpu", "none", ""),
+    "gpu": ("gpu", "none", ""),
+    "graph": ("graph", "none", ""),
+    "async": ("async", "none", ""),
+    "gpu+xgemm": ("gpu", "none", "xgemm"),
+    "graph+xgemm": ("graph", "none", "xgemm"),
+    "gpu+xcopy": ("gpu", "none", "xcopy"),
+    "cpuhog": ("cpu", "none", "cpuhog"),
+    "gside": ("gpu", "gside", ""),
+    "gdevsync": ("gpu", "gdevsync", ""),
+    "devsync": ("cpu", "devsync", ""),
+    "pageable": ("cpu", "pageable", ""),
+    "morework": ("cpu", "morework", ""),
+    "gil": ("cpu", "gil", ""),
+    "ptxjit": ("cpu", "ptxjit", ""),
+    "alloc": ("cpu", "alloc", ""),
+}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the programs logged: (n, 2) arrays of start and end (CLOCK_MONOTONIC ns); aggressor is 0 where there is none."""
+
+    label: str
+    victim: int
+    aggressor: int
+    requests: np.ndarray
+    faults: np.ndarray
+    bursts: np.ndarray
+
+
+class Scenario:
+    """The running programs of one label, started by `scenario`."""
+
+    def __init__(self, label: str, seconds: float, seed: int, folder: Path, built: Built) -> None:
+        kind, fault, aggressor = LABELS[label]
+        self.label = label
+        self._folder = folder
+        self._environment = {**os.environ, "GPUTAIL_SIM_GPU": str(folder / "gpu")}
+        # Hogs must have the victim's CPU to share; others stay off it, as far as there is another.
+        cpus = sorted(os.sched_getaffinity(0))
+        self._victim_cpu, self._other_cpu = cpus[-1], cpus[-1] if aggressor == "cpuhog" else cpus[0]
+        common = ["--seconds", str(seconds), "--seed", str(seed)]
+        self._aggressor = (
+            self._start(built.programs["aggressor"], self._other_cpu, "--kind", aggressor, *common, "--truth", str(folder / "aggressor"))
+            if aggressor
+            else None
+        )
+        self._victim = self._start(
+            built.programs["victim"], self._victim_cpu, "--kind", kind, "--fault", fault, *common, "--truth", str(folder / "victim")
+        )
+
+    def _start(self, program: Path, cpu: int, *arguments: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(cpu), str(program), *arguments], env=self._environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout
+        if process.stdout.readline().strip() != "ready":
+            raise GputailError(f"the simulated program {program.name} did not start (status {process.wait()})")
+        return process
+
+    def is_running(self) -> bool:
+        return any(process.poll() is None for process in (self._victim, self._aggressor) if process)
+
+    def truth(self) -> Truth:
+        """What they logged, once they have ended; waits for that."""
+        for process in filter(None, (self._victim, self._aggressor)):
+            if process.wait():
+                raise GputailError(f"a simulated program of {self.label!r} failed with status {process.returncode}")
+        pid, requests, faults, _ = _read_log(self._folder / "victim")
+        other, _, _, bursts = _read_log(self._folder / "aggressor") if self._aggressor else (0, None, None, _spans([]))
+        return Truth(self.label, pid, other, requests, faults, bursts)
+
+    def stop(self) -> None:
+        for process in filter(None, (self._victim, self._aggressor)):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@contextmanager
+def scenario(label: str, seconds: float, seed: int = 1) -> Iterator[Scenario]:
+    """Run the programs of a label for so many seconds, on a simulated GPU of their own."""
+    built = build()
+    shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="gputail-sim-", dir=shared_memory) as folder:
+        running = Scenario(label, seconds, seed, Path(folder), built)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def _read_log(path: Path) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    """pid, requests, faults and bursts of a program's log."""
+    pid = 0
+    spans: dict[str, list[tuple[int, int]]] = {"request": [], "fault": [], "burst": []}
+    for line in path.read_text().splitlines():
+        what, *numbers = line.split()
+        if what == "pid":
+            pid = int(numbers[0])
+        else:
+            spans[what].append((int(numbers[0]), int(numbers[1])))
+    return pid, _spans(spans["request"]), _spans(spans["fault"]), _spans(spans["burst"])
+
+
+def _spans(spans: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+_TRACE = np.dtype(
+    [("ts", "<u8"), ("dur", "<u8"), ("func", "<u8"), ("stream", "<u8"), ("bytes", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("api", "<u4"),
+     ("ret", "<i4"), ("grid", "<u4"), ("block", "<u4"), ("cpu", "<u8")]
+)  # fmt: skip
+
+
+def write_trace(path: str | Path, calls: np.ndarray, truth: Truth, lost: int = 0) -> None:
+    """Write CALL rows and the truth beside them as an .npz in the format of the labelled traces."""
+    calls = calls[np.argsort(calls["start_ns"], kind="stable")]
+    rows = np.zeros(len(calls), _TRACE)
+    for theirs, ours in (
+        ("ts", "start_ns"), ("dur", "duration_ns"), ("func", "handle"), ("stream", "stream"), ("pid", "tgid"), ("tid", "tid"),
+        ("api", "call"), ("ret", "result"), ("cpu", "cpu"),
+    ):  # fmt: skip
+        rows[theirs] = calls[ours]
+    categories = {number: function.category for number, function in BY_NUMBER.items()}
+    is_launch = np.isin(calls["call"], [number for number, category in categories.items() if category in (LAUNCH, GRAPH)])
+    rows["grid"][is_launch] = np.minimum(calls["size"][is_launch], 0xFFFFFFFF)
+    rows["block"][is_launch] = calls["block"][is_launch]
+    rows["bytes"][~is_launch] = calls["size"][~is_launch]
+    # Its functions are named by what is exported: copies and allocations under the name with which CUDA 3.2 began.
+    apis = {_exported(number): int(number) for number in np.unique(calls["call"])}
+    np.savez_compressed(
+        path, events=rows, apis=json.dumps(apis), names=json.dumps([]), lost=lost, victim=truth.victim, aggressor=truth.aggressor,
+        requests=truth.requests, faults=truth.faults, bursts=truth.bursts, label=truth.label,
+    )  # fmt: skip
+
+
+def _exported(number: int) -> str:
+    function = BY_NUMBER[int(number)]
+    if not function.symbols:
+        return function.name.replace("_", "")
+    with_version = f"{function.name}_v2"
+    return with_version if with_version in function.symbols and function.category == COPY else function.symbols[0]
