@@ -106,7 +106,8 @@ class Fragmenter:
         thread = self.threads.get(key)
         if thread is None:
             if len(self.threads) >= _MAX_THREADS:
-                del self.threads[min(self.threads, key=lambda k: self.threads[k].last_end)]
+                for gone in sorted(self.threads, key=lambda k: self.threads[k].last_end)[: _MAX_THREADS // 4]:
+                    del self.threads[gone]
             thread = self.threads[key] = Thread(key >> 32, key & 0xFFFFFFFF)
         return thread
 

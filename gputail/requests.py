@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputail import events
-from gputail.boundaries import UNKNOWN_NEXT, Boundaries
+from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
 from gputail.fragments import (
     BLOCK_THREADS, COPY_BYTES, DTOH_BYTES, END, ENDS_BY, FIRST_CLASS, FIRST_END, FIRST_FLAGS, FIRST_STREAM, FIRST_WORK, FLAGS,
@@ -57,6 +57,9 @@ class Request:
         return self.end_ns - self.start_ns
 
 
+_Entry = tuple[Fragment, Kind, int]  # a fragment, the kind of the wait that ended it, the gap (ns) after
+
+
 class _Lane:
     """One thread's way from fragments to requests."""
 
@@ -66,8 +69,8 @@ class _Lane:
         self.thread = thread
         self.boundaries = Boundaries()
         self.waiting: list[Fragment] = []  # closed, the gap after the last not yet known
-        self.held: list[tuple[Fragment, tuple[int, int, int], int]] = []
-        self.current: list[Fragment] = []
+        self.held: list[_Entry] = []  # until the structure is learned
+        self.current: list[_Entry] = []  # of the request that has not ended
         self.deadline: int | None = None  # by when the structure must be learned
         self.openings: deque[int] = deque(maxlen=RECENT)
         self.shapes: deque[str] = deque(maxlen=RECENT)
@@ -148,7 +151,7 @@ class Requests:
         if lane.deadline is None and not lane.waiting and tail is None:
             self._restless.discard(thread)
 
-    def _take(self, lane: _Lane, fragment: Fragment, kind: tuple[int, int, int], gap: int, release: int, out: list[Request]) -> None:
+    def _take(self, lane: _Lane, fragment: Fragment, kind: Kind, gap: int, release: int, out: list[Request]) -> None:
         boundaries = lane.boundaries
         if fragment[ENDS_BY] != HEAD:
             if lane.deadline is not None and release > lane.deadline:
@@ -161,12 +164,17 @@ class Requests:
             if len(boundaries) >= HOLD_FRAGMENTS or len(lane.held) >= 2 * HOLD_FRAGMENTS:
                 self._learn(lane, release or fragment[END], out)
             return
-        lane.current.append(fragment)
+        lane.current.append((fragment, kind, gap))
         if fragment[ENDS_BY] != HEAD and boundaries.ends(kind, gap):
-            frames, lane.current = lane.current, []
-            self._emit(lane, frames, release, out)
+            fragments, lane.current = [entry[0] for entry in lane.current], []
+            self._emit(lane, fragments, release, out)
+        elif boundaries.is_surprised:
+            # What seemed to go on without an end is cut anew from what was learned of it.
+            boundaries.forget()
+            lane.held, lane.current = lane.current, []
+            self._learn(lane, release, out)
         elif len(lane.current) >= MAX_FRAGMENTS:
-            lane.current = [_sum(lane.current)]
+            lane.current = [(_sum([entry[0] for entry in lane.current]), kind, gap)]
 
     def _learn(self, lane: _Lane, release: int, out: list[Request]) -> None:
         lane.deadline = None
@@ -174,9 +182,9 @@ class Requests:
         held, lane.held = lane.held, []
         cut: list[list[Fragment]] = []
         for fragment, kind, gap in held:
-            lane.current.append(fragment)
+            lane.current.append((fragment, kind, gap))
             if fragment[ENDS_BY] != HEAD and lane.boundaries.ends(kind, gap):
-                cut.append(lane.current)
+                cut.append([entry[0] for entry in lane.current])
                 lane.current = []
         for fragments in cut:
             lane.openings.append(_opening(fragments)[FIRST_STREAM])
