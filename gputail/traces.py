@@ -26,6 +26,7 @@ OFF_CPU_NAME = "offcpu"
 # What a trace may expand to; a file that claims more is refused before anything is read.
 MAX_BYTES = 4 << 30
 MAX_NAMES = 65536
+MAX_TIME_NS = 1 << 60
 BATCH_ROWS = 65536
 
 _HINT = "a trace is an .npz file with the arrays " + ", ".join(ARRAYS)
@@ -95,6 +96,8 @@ def _trace(rows: np.ndarray, numbers: object, names: object, lost: int, tgids: t
         raise GputailError("its events are not rows of " + ", ".join(EVENT_FIELDS), _HINT)
     if not isinstance(numbers, dict) or not isinstance(names, list):
         raise GputailError("its apis or names are not what a trace holds", _HINT)
+    if len(rows) and max(int(rows["ts"].max()), int(rows["dur"].max())) >= MAX_TIME_NS:
+        raise GputailError("its times are no CLOCK_MONOTONIC nanoseconds", _HINT)
     to_ours = np.zeros(65536, np.uint16)
     for symbol, number in numbers.items():
         if not isinstance(number, int) or not 0 <= number < len(to_ours):
