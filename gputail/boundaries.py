@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gputail.budget import C_DTOH, C_HTOD, C_QUERY, C_SYNC
 from gputail.fragments import SILENCE_NS
@@ -192,13 +193,13 @@ def _same_work(some: list[Wait], others: list[Wait]) -> bool:
     one, other = (sorted((w.launches, w.htod_bytes) for w in waits if w.launches >= 0) for waits in (some, others))
     if not one or not other:
         return False
-    return all(abs(a - b) <= 0.1 * max(a, b) for a, b in zip(one[len(one) // 2], other[len(other) // 2]))
+    return all(abs(a - b) <= 0.1 * max(a, b) for a, b in zip(one[len(one) // 2], other[len(other) // 2], strict=True))
 
 
 def _usual_followers(kinds: list[Kind]) -> dict[Kind, Kind]:
     """For each kind the other kind that nearly always comes next, if there is one."""
     following: dict[Kind, Counter[Kind]] = {}
-    for kind, after in zip(kinds, kinds[1:]):
+    for kind, after in pairwise(kinds):
         following.setdefault(kind, Counter())[after] += 1
     usual = {}
     for kind, counts in following.items():

@@ -15,8 +15,23 @@ import numpy as np
 
 from gputail import events
 from gputail.budget import (
-    ASKS, BLOCKS, C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_OFF_CPU, C_QUERY, CLASS_OF_CALL, CLASSES, IS_WORK, OFF_CPU,
-    PART_OF_CLASS, PARTS, RUN_QUEUE, SYNC, WAIT_OF_CALL,
+    ASKS,
+    BLOCKS,
+    C_COPY,
+    C_GRAPH,
+    C_HTOD,
+    C_LAUNCH,
+    C_OFF_CPU,
+    C_QUERY,
+    CLASS_OF_CALL,
+    CLASSES,
+    IS_WORK,
+    OFF_CPU,
+    PART_OF_CLASS,
+    PARTS,
+    RUN_QUEUE,
+    SYNC,
+    WAIT_OF_CALL,
 )  # fmt: skip
 from gputail.rows import take
 
@@ -62,7 +77,7 @@ class Thread:
 
 def join(first: Fragment, second: Fragment) -> Fragment:
     """One fragment from two pieces of it that follow each other."""
-    joined = [a + b for a, b in zip(first[:SUMS], second[:SUMS])]
+    joined = [a + b for a, b in zip(first[:SUMS], second[:SUMS], strict=True)]
     if first[LAST_CLASS] == C_QUERY and second[FIRST_CLASS] == C_QUERY:
         joined[SYNC] += second[START] - first[END] - second[LEAD_RUN_QUEUE]
     else:

@@ -20,9 +20,35 @@ from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
 from gputail.fragments import (
-    BLOCK_THREADS, COPY_BYTES, DTOH_BYTES, END, ENDS_BY, FIRST_CLASS, FIRST_END, FIRST_FLAGS, FIRST_STREAM, FIRST_WORK, FLAGS,
-    HEAD, HTOD_BYTES, LAST_CALL, LAST_CLASS, LAST_RESULT, LAST_STREAM, LAST_WORK, LEAD_OFF_CPU, LEAD_RUN_QUEUE, N_CALLS,
-    N_LAUNCHES, SILENCE_NS, START, SUMS, WAIT, Fragment, Fragmenter, Thread,
+    BLOCK_THREADS,
+    COPY_BYTES,
+    DTOH_BYTES,
+    END,
+    ENDS_BY,
+    FIRST_CLASS,
+    FIRST_END,
+    FIRST_FLAGS,
+    FIRST_STREAM,
+    FIRST_WORK,
+    FLAGS,
+    HEAD,
+    HTOD_BYTES,
+    LAST_CALL,
+    LAST_CLASS,
+    LAST_RESULT,
+    LAST_STREAM,
+    LAST_WORK,
+    LEAD_OFF_CPU,
+    LEAD_RUN_QUEUE,
+    N_CALLS,
+    N_LAUNCHES,
+    SILENCE_NS,
+    START,
+    SUMS,
+    WAIT,
+    Fragment,
+    Fragmenter,
+    Thread,
 )  # fmt: skip
 
 HOLD_FRAGMENTS = 64
@@ -116,7 +142,7 @@ class Requests:
         following = waiting[1:]
         if thread.open is not None:
             following.append(thread.open)
-        for fragment, after in zip(waiting, following):
+        for fragment, after in zip(waiting, following, strict=False):
             if fragment[ENDS_BY] == HEAD:
                 self._take(lane, fragment, (0, 0, 0), 0, 0, out)
                 continue
@@ -212,10 +238,21 @@ class Requests:
         parts, contradictory = _parts(whole)
         out.append(
             Request(
-                tgid=lane.thread.tgid, tid=lane.thread.tid, start_ns=whole[START], end_ns=whole[END], release_ns=release,
-                boundary=boundary(whole[LAST_CALL]), shape=shape, calls=whole[N_CALLS], launches=whole[N_LAUNCHES], parts=parts,
-                block_threads=whole[BLOCK_THREADS], htod_bytes=whole[HTOD_BYTES], dtoh_bytes=whole[DTOH_BYTES],
-                copy_bytes=whole[COPY_BYTES], stream=whole[LAST_STREAM],
+                tgid=lane.thread.tgid,
+                tid=lane.thread.tid,
+                start_ns=whole[START],
+                end_ns=whole[END],
+                release_ns=release,
+                boundary=boundary(whole[LAST_CALL]),
+                shape=shape,
+                calls=whole[N_CALLS],
+                launches=whole[N_LAUNCHES],
+                parts=parts,
+                block_threads=whole[BLOCK_THREADS],
+                htod_bytes=whole[HTOD_BYTES],
+                dtoh_bytes=whole[DTOH_BYTES],
+                copy_bytes=whole[COPY_BYTES],
+                stream=whole[LAST_STREAM],
                 incomplete=contradictory or bool(whole[FLAGS] & events.AFTER_GAP),
             )  # fmt: skip
         )
@@ -234,7 +271,7 @@ def _shape(fragments: list[Fragment]) -> str:
 def _sum(fragments: list[Fragment]) -> Fragment:
     """One fragment from several that follow each other; the time between two of them is part of it."""
     first, last = fragments[0], fragments[-1]
-    whole = [sum(column) for column in zip(*(fragment[:SUMS] for fragment in fragments))]
+    whole = [sum(column) for column in zip(*(fragment[:SUMS] for fragment in fragments), strict=True)]
     whole[OFF_CPU] += sum(fragment[LEAD_OFF_CPU] for fragment in fragments[1:])
     whole[RUN_QUEUE] += sum(fragment[LEAD_RUN_QUEUE] for fragment in fragments[1:])
     whole += last[SUMS:]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputail.histogram import Histogram
     from gputail.tail import RegimeChange, RequestRecord
-
 
 
 @dataclass(frozen=True)

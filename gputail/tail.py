@@ -91,7 +91,7 @@ class RequestRecord:
             "launches": self.launches,
             "incomplete": self.incomplete,
             "outlier": self.outlier,
-            "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns) if ns},
+            "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns, strict=True) if ns},
         }
         if self.outlier:
             record |= {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 
@@ -141,7 +141,7 @@ def _depths(calls: np.ndarray) -> np.ndarray:
 
 def _names(names: list) -> np.ndarray:
     rows = np.zeros(min(len(names), MAX_NAMES), events.NAME)
-    for row, entry in zip(rows, names):
+    for row, entry in zip(rows, names, strict=False):
         handle, tgid, text = entry
         raw = str(text).encode(errors="replace")[: events.NAME_BYTES]
         row["handle"], row["tgid"], row["kind"] = int(handle), int(tgid), events.NAME_KERNEL

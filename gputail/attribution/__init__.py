@@ -10,8 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gputail.attribution import (
-    blocking_sync, collective_wait, cpu_preempted, foreign_copy, foreign_kernel, host_blocked, host_compute, launch_backpressure,
-    memcpy, memory_alloc, module_load, more_work, sibling_kernel,
+    blocking_sync,
+    collective_wait,
+    cpu_preempted,
+    foreign_copy,
+    foreign_kernel,
+    host_blocked,
+    host_compute,
+    launch_backpressure,
+    memcpy,
+    memory_alloc,
+    module_load,
+    more_work,
+    sibling_kernel,
 )  # fmt: skip
 from gputail.attribution.case import Case
 from gputail.history import History

@@ -33,7 +33,7 @@ class Case:
         self.request, self.usual, self.names = request, usual, names
         self._history, self._until_ns = history, until_ns
         self.excess_ns = request.duration_ns - usual.duration_ns
-        self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts)]
+        self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
 
     @cached_property
     def own(self) -> np.ndarray:

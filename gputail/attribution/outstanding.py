@@ -117,13 +117,20 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
     last_queued = np.maximum.reduceat(queued, firsts).tolist()
     spans = []
     stops = np.append(firsts[1:], len(work)).tolist()
-    for number, (first, stop) in enumerate(zip(firsts.tolist(), stops)):
+    for number, (first, stop) in enumerate(zip(firsts.tolist(), stops, strict=True)):
         largest = first + int(np.argmax(threads[first:stop]))
         end = int(done[first]) if done[first] != _OPEN_END else last_queued[number] + OPEN_NS
         spans.append(
             GpuWork(
-                tgid, int(work["tid"][first]), stream, int(begin[first]), end, sums[0][number], int(sums[1][number]),
-                int(sums[2][number]), int(work["handle"][largest]) if sums[0][number] else 0,
+                tgid,
+                int(work["tid"][first]),
+                stream,
+                int(begin[first]),
+                end,
+                sums[0][number],
+                int(sums[1][number]),
+                int(sums[2][number]),
+                int(work["handle"][largest]) if sums[0][number] else 0,
             )  # fmt: skip
         )
     return spans

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def stream(*actors: Actor) -> np.ndarray:
 def batches(calls: np.ndarray, cuts: list[int] | None = None) -> Iterator[events.Batch]:
     """The rows cut at the given places, each batch with the watermark that its last row allows."""
     edges = [0, *(cuts or []), len(calls)]
-    for first, stop in zip(edges, edges[1:]):
+    for first, stop in pairwise(edges):
         part = calls[first:stop]
         yield events.Batch(part, watermark_ns=int(events.end_ns(calls[:stop])[-1]) if stop else 0)
 

@@ -31,7 +31,7 @@ def test_every_request_that_a_recorded_program_logged_is_found_once(name: str, c
     truth = logged(name)
     mine = [record for record in replayed(name) if record.tid == truth["victim"]]
     assert len(mine) == len(truth["requests"])
-    for record, (begin, end) in zip(mine, truth["requests"].tolist()):
+    for record, (begin, end) in zip(mine, truth["requests"].tolist(), strict=True):
         assert begin <= record.start_ns < record.end_ns <= end
     if calls:
         assert {record.calls for record in mine} == {calls}
@@ -39,18 +39,23 @@ def test_every_request_that_a_recorded_program_logged_is_found_once(name: str, c
 
 
 @pytest.mark.parametrize(
-    "name, causes, culprit", [("xgemm", {"foreign_kernel"}, True), ("devsync", {"blocking_sync"}, False), ("gil", {"host_blocked", "cpu_preempted"}, False)]
-)  # fmt: skip
+    "name, causes, culprit",
+    [
+        ("xgemm", {"foreign_kernel"}, True),
+        ("devsync", {"blocking_sync"}, False),
+        ("gil", {"host_blocked", "cpu_preempted"}, False),
+    ],
+)
 def test_injected_slow_requests_of_a_recording_get_their_cause_and_no_other_does(name: str, causes: set[str], culprit: bool) -> None:
     truth = logged(name)
     mine = [record for record in replayed(name) if record.tid == truth["victim"]]
     hit = injected(truth)
-    slow = [record for record, was_hit in zip(mine, hit) if was_hit and record.outlier]
+    slow = [record for record, was_hit in zip(mine, hit, strict=True) if was_hit and record.outlier]
     assert len(slow) >= 4
     assert all(record.cause in causes for record in slow)
     if culprit:
         assert {record.contributions[0].culprit_pid for record in slow} == {int(truth["aggressor"])}
-    assert not [record for record, was_hit in zip(mine, hit) if not was_hit and record.cause in causes]
+    assert not [record for record, was_hit in zip(mine, hit, strict=True) if not was_hit and record.cause in causes]
 
 
 @pytest.mark.parametrize("name", ["xgemm", "gil"])

@@ -5,7 +5,7 @@ from gputail import events
 from gputail.budget import COPY, HOST, LAUNCH, OFF_CPU, PARTS, RUN_QUEUE, SYNC
 from gputail.fragments import MAX_PENDING, SILENCE_NS
 from gputail.requests import Request, Requests
-from tests.unit.streams import MS, NOT_READY, START_NS, US, S, Actor, random_cuts, requests_of, stream
+from tests.unit.streams import MS, NOT_READY, START_NS, US, Actor, S, random_cuts, requests_of, stream
 
 
 def spans(requests: list[Request]) -> list[tuple[int, int]]:
@@ -150,7 +150,7 @@ def test_a_training_loop_without_idleness_is_cut_once_an_iteration() -> None:
         actor.rest(40 * US).launch(10)  # the optimizer
     requests = requests_of(actor)
     assert [request.end_ns for request in requests] == ends
-    assert all(request.start_ns == end + 40 * US for request, end in zip(requests[1:], ends))
+    assert all(request.start_ns == end + 40 * US for request, end in zip(requests[1:], ends, strict=False))
 
 
 def test_tokens_of_one_answer_are_one_request_if_its_first_stretch_is_another() -> None:
@@ -179,7 +179,7 @@ def test_threads_are_cut_each_on_its_own() -> None:
     actors = [Actor(tgid=100, tid=100 + n, at_ns=START_NS + n * 777 * US) for n in range(5)]
     truth = [served(actor, 40 + n, launches=5 + n, rest_ns=(n + 1) * MS) for n, actor in enumerate(actors)]
     requests = requests_of(*actors)
-    for actor, expected in zip(actors, truth):
+    for actor, expected in zip(actors, truth, strict=True):
         assert spans([r for r in requests if r.tid == actor.tid]) == expected
 
 

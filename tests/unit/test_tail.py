@@ -102,7 +102,8 @@ def test_incomplete_requests_are_not_judged_and_teach_nothing() -> None:
 
 def record(**fields: object) -> RequestRecord:
     base = dict(
-        pid=1, tid=2, comm=None, workload="w", start_ns=10, end_ns=30, boundary="sync", calls=3, launches=1, incomplete=False, outlier=False,
+        pid=1, tid=2, comm=None, workload="w", start_ns=10, end_ns=30, boundary="sync", calls=3, launches=1, incomplete=False,
+        outlier=False,
         budget_ns=(5, 0, 0, 15, 0, 0, 0, 0, 0, 0),
     )  # fmt: skip
     return RequestRecord(**{**base, **fields})  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ APIS = {"cuLaunchKernel": 1, "cuMemcpyHtoDAsync_v2": 13, "cuSomethingNew": 77, "
 
 def write(path: Path, rows: list[dict], **arrays: object) -> Path:
     rows_array = np.zeros(len(rows), EVENT)
-    for target, row in zip(rows_array, rows):
+    for target, row in zip(rows_array, rows, strict=True):
         for name, value in row.items():
             target[name] = value
     content = {"events": rows_array, "apis": json.dumps(APIS), "names": "[]", "victim": 5, "aggressor": 6, "lost": 0} | arrays
@@ -55,7 +55,7 @@ def test_rows_travel_in_order_of_their_end_and_nested_ones_are_marked(tmp_path: 
         {"ts": 210, "dur": 10, "api": 1, "tid": 1},
     ]
     calls = traces.load(write(tmp_path / "t.npz", rows)).calls
-    assert list(zip(calls["start_ns"].tolist(), calls["depth"].tolist())) == [(120, 1), (150, 0), (120, 1), (100, 0), (210, 0)]
+    assert list(zip(calls["start_ns"].tolist(), calls["depth"].tolist(), strict=True)) == [(120, 1), (150, 0), (120, 1), (100, 0), (210, 0)]
 
 
 def test_functions_that_are_not_known_are_counted_as_lost(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_batches_hold_every_row_once_and_their_watermark_is_true(rows: int) -> N
     out = list(traces.batches(small, rows))
     assert (np.concatenate([batch.calls for batch in out]) == small.calls).all()
     ends = [events.end_ns(batch.calls) for batch in out]
-    for batch, later in zip(out, ends[1:]):
+    for batch, later in zip(out, ends[1:], strict=False):
         assert later[0] >= batch.watermark_ns
     assert out[-1].watermark_ns > ends[-1][-1]
     assert sum(batch.lost.get("ring_full", 0) for batch in out) == 1
@@ -151,7 +151,8 @@ def test_pickled_content_is_never_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arrays",
     [
-        {"apis": "[1"}, {"apis": "[]"}, {"apis": '{"cuLaunchKernel": "one"}'}, {"apis": '{"cuLaunchKernel": 9999999}'}, {"names": '[["a"]]'},
+        {"apis": "[1"}, {"apis": "[]"}, {"apis": '{"cuLaunchKernel": "one"}'}, {"apis": '{"cuLaunchKernel": 9999999}'},
+        {"names": '[["a"]]'},
         {"names": '[[-1, 2, "k"]]'}, {"events": np.zeros(3)}, {"victim": np.zeros(3)}, {"names": "[" * 100_000},
     ],
 )  # fmt: skip
