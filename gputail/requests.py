@@ -19,6 +19,7 @@ import numpy as np
 from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
+from gputail.fragmenter import Fragmenter
 from gputail.fragments import (
     BLOCK_THREADS,
     COPY_BYTES,
@@ -47,7 +48,6 @@ from gputail.fragments import (
     SUMS,
     WAIT,
     Fragment,
-    Fragmenter,
     Thread,
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gputail.attribution.outstanding import GpuWork, gpu_work
+from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work
 from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
@@ -51,13 +51,13 @@ class Case:
 
     @cached_property
     def siblings(self) -> list[GpuWork]:
-        """What the process had outstanding beside the request: other threads' work, and its own on other streams."""
+        """What the process had outstanding on streams that the request has nothing on, whichever thread gave it."""
         request = self.request
         of_process = take(self.others, self.others["tgid"] == request.tgid)
         own = np.unique(self.own["stream"][IS_WORK[self.own_class]]).tolist()
         beside = self._history.thread_beside(request.tid, own, max(request.start_ns - LOOK_BACK_NS, 1), request.end_ns)
-        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns)
-        return [span for span in work if span.tid != request.tid or (span.stream not in own and span.launches + span.copy_bytes)]
+        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns, waits_alone=False)
+        return [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
 
     @cached_property
     def foreign(self) -> list[GpuWork]:

@@ -127,6 +127,26 @@ def test_a_context_wide_wait_for_own_work_is_no_blocking_sync() -> None:
     assert with_slow(slow).cause == "unknown"
 
 
+@pytest.mark.parametrize("waiting", ["cuEventSynchronize", "cuCtxSynchronize", "cuStreamSynchronize"])
+def test_a_long_wait_for_own_work_on_a_stream_of_its_own_is_no_siblings(waiting: str) -> None:
+    actor = Actor()
+    for number in range(120):
+        actor.launch(20, stream=0x55).call("cuEventRecord", US, handle=1, stream=0x55)
+        actor.call(waiting, 14 * MS if number == 90 else 2 * MS, stream=0x55 if waiting == "cuStreamSynchronize" else 0).rest(2 * MS)
+    assert the_outlier(actor).cause == "unknown"
+
+
+def test_another_thread_that_works_on_the_requests_own_stream_is_no_sibling() -> None:
+    """Autograd launches the backward pass from a thread of its own."""
+    victim, helper = Actor(), Actor(tid=101)
+    for number in range(120):
+        victim.htod().launch(20)
+        helper.now_ns = victim.now_ns
+        helper.launch(20)
+        victim.rest(300 * US).dtoh(duration_ns=14 * MS if number == 90 else 2 * MS).sync().rest(2 * MS)
+    assert the_outlier(victim, helper).cause == "unknown"
+
+
 def test_larger_own_kernels_are_more_work_with_their_copies() -> None:
     def slow(actor: Actor) -> None:
         actor.htod(size=64 << 20, duration_ns=5 * MS).sync().rest(90 * US).launch(20, grid=64 * 40).dtoh(duration_ns=9 * MS).sync()

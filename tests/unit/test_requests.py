@@ -3,7 +3,8 @@ import pytest
 
 from gputail import events
 from gputail.budget import COPY, HOST, LAUNCH, OFF_CPU, PARTS, RUN_QUEUE, SYNC
-from gputail.fragments import MAX_PENDING, SILENCE_NS
+from gputail.fragmenter import MAX_PENDING
+from gputail.fragments import SILENCE_NS
 from gputail.requests import Request, Requests
 from tests.unit.streams import MS, NOT_READY, START_NS, US, Actor, S, random_cuts, requests_of, stream
 
