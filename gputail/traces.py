@@ -67,7 +67,7 @@ def load(path: str | Path) -> Trace:
         raise GputailError(f"cannot read {path}: no such file") from error
     except OSError as error:
         raise GputailError(f"cannot read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, EOFError, ValueError, TypeError, KeyError, RecursionError, NotImplementedError, MemoryError) as error:
+    except (zipfile.BadZipFile, EOFError, ValueError, TypeError, LookupError, RecursionError, NotImplementedError, MemoryError) as error:
         raise GputailError(f"cannot read {path}: not a trace, or truncated ({error})", _HINT) from error
     except Exception as error:  # zlib.error and what numpy's header parser raises on hostile bytes
         raise GputailError(f"cannot read {path}: not a trace, or truncated ({type(error).__name__}: {error})", _HINT) from error
@@ -142,9 +142,11 @@ def _depths(calls: np.ndarray) -> np.ndarray:
 def _names(names: list) -> np.ndarray:
     rows = np.zeros(min(len(names), MAX_NAMES), events.NAME)
     for row, entry in zip(rows, names, strict=False):
-        handle, tgid, text = entry
-        raw = str(text).encode(errors="replace")[: events.NAME_BYTES]
-        row["handle"], row["tgid"], row["kind"] = int(handle), int(tgid), events.NAME_KERNEL
+        handle, tgid, text = int(entry[0]), int(entry[1]), str(entry[2])
+        if not (0 <= handle < 1 << 64 and 0 <= tgid < 1 << 32):
+            raise GputailError("its names hold no handles and pids", _HINT)
+        raw = text.encode(errors="replace")[: events.NAME_BYTES]
+        row["handle"], row["tgid"], row["kind"] = handle, tgid, events.NAME_KERNEL
         row["length"], row["text"] = len(raw), raw
-        row["flags"] = events.NAME_TRUNCATED if len(raw) < len(str(text).encode(errors="replace")) else 0
+        row["flags"] = events.NAME_TRUNCATED if len(raw) < len(text.encode(errors="replace")) else 0
     return rows
