@@ -38,7 +38,7 @@ ALWAYS, NEVER = 0.0, math.inf  # as thresholds of the gap
 Kind = tuple[int, int, int]  # last work before the wait, number of the waiting function, class of the next call
 
 
-@dataclass
+@dataclass(slots=True)
 class Wait:
     """One wait as it was observed; `launches` and `htod_bytes` are those of what the thread did next."""
 

@@ -18,7 +18,7 @@ from gputail.rows import take
 # Rows of one thread that may wait for the call that encloses or follows them, and for how long.
 MAX_PENDING = 128
 MAX_PENDING_NS = 60_000_000_000
-MAX_THREADS = 4096
+MAX_THREADS = 2048
 
 
 class Fragmenter:

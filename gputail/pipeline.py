@@ -27,7 +27,7 @@ VERDICT_DELAY_NS = 400_000_000
 
 # Larger batches are taken in parts, which keeps the columns worked on in the caches.
 MAX_ROWS = 65536
-MAX_WORKLOADS = 2048
+MAX_WORKLOADS = 512
 MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64

@@ -3,7 +3,7 @@ import pytest
 
 from gputail import events
 from gputail.budget import COPY, HOST, LAUNCH, OFF_CPU, PARTS, RUN_QUEUE, SYNC
-from gputail.fragmenter import MAX_PENDING
+from gputail.fragmenter import MAX_PENDING, MAX_THREADS
 from gputail.fragments import SILENCE_NS
 from gputail.requests import Request, Requests
 from tests.unit.streams import MS, NOT_READY, START_NS, US, Actor, S, random_cuts, requests_of, stream
@@ -397,8 +397,8 @@ def test_threads_without_end_and_rows_without_a_call_take_bounded_memory() -> No
         calls["tgid"] = calls["tid"] = 1000 + np.arange(5000) + round_number * 5000
         calls["call"] = 1
         requests.feed(calls, int(calls["start_ns"][-1]))
-    assert len(requests._fragmenter.threads) <= 4096
-    assert len(requests._lanes) <= 4096
+    assert len(requests._fragmenter.threads) <= MAX_THREADS
+    assert len(requests._lanes) <= MAX_THREADS
     sleeper = Actor()
     for _ in range(10 * MAX_PENDING):
         sleeper.sleep(MS)
