@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gputail.budget import C_DTOH, C_HTOD, C_QUERY, C_SYNC
 from gputail.fragments import SILENCE_NS
@@ -27,14 +28,21 @@ DEFAULT_IDLE_NS = 1_000_000
 MODES_APART = 3.0
 VALLEY = 1.0
 
+# After so many waits of unknown kinds and no end of a request, the thread does something else than it did.
+SURPRISE = 32
+_WAITS = (C_SYNC, C_QUERY)
+
 ALWAYS, NEVER = 0.0, math.inf  # as thresholds of the gap
 
 
-@dataclass
+Kind = tuple[int, int, int]  # last work before the wait, number of the waiting function, class of the next call
+
+
+@dataclass(slots=True)
 class Wait:
     """One wait as it was observed; `launches` and `htod_bytes` are those of what the thread did next."""
 
-    kind: tuple[int, int, int]
+    kind: Kind
     gap_ns: int
     launches: int = -1
     htod_bytes: int = 0
@@ -43,21 +51,22 @@ class Wait:
 class Boundaries:
     """What is known of one thread's waits."""
 
-    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_default", "learned")
+    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_default", "_strange", "learned")
 
     def __init__(self) -> None:
         self._waits: deque[Wait] = deque(maxlen=WINDOW)
         self._until_relearn = RELEARN_EVERY
-        self._idle_from: dict[tuple[int, int, int], float] = {}
-        self._of_pair: dict[tuple[int, int], float] = {}
+        self._idle_from: dict[Kind, float] = {}
+        self._of_pair: dict[tuple[int, int], tuple[float, float]] = {}  # threshold of most, lowest threshold
         self._default = float(DEFAULT_IDLE_NS)
+        self._strange = 0  # waits of unknown kinds since a request last ended
         self.learned = False
 
     def __len__(self) -> int:
         return len(self._waits)
 
-    def observe(self, kind: tuple[int, int, int], gap_ns: int, launches: int, htod_bytes: int) -> None:
-        """Take in a wait of `kind` (last work before it, call number, class of the next call) and the gap after it.
+    def observe(self, kind: Kind, gap_ns: int, launches: int, htod_bytes: int) -> None:
+        """Take in a wait of `kind` and the gap after it.
 
         launches and htod_bytes are those of the fragment that this wait ended.
         """
@@ -69,70 +78,99 @@ class Boundaries:
             if self._until_relearn <= 0:
                 self.learn()
 
-    def ends(self, kind: tuple[int, int, int], gap_ns: int) -> bool:
+    def ends(self, kind: Kind, gap_ns: int) -> bool:
         """Whether a wait of this kind, followed by this gap, ended a request."""
-        before, wait, following = kind
-        if following in (C_SYNC, C_QUERY) and gap_ns < DEFAULT_IDLE_NS:
-            return False
         idle_from = self._idle_from.get(kind)
         if idle_from is None:
-            idle_from = self._of_pair.get((before, wait))
-        if idle_from is None:
-            idle_from = NEVER if before == C_HTOD and gap_ns < SILENCE_NS else self._default
-        return gap_ns >= idle_from
+            self._strange += 1
+            idle_from = self._inferred(kind, gap_ns)
+        if kind[2] in _WAITS and gap_ns < DEFAULT_IDLE_NS or gap_ns < idle_from:
+            return False
+        self._strange = 0
+        return True
+
+    def _inferred(self, kind: Kind, gap_ns: int) -> float:
+        """The threshold for a kind that was not seen often enough."""
+        of_pair = self._of_pair.get(kind[:2])
+        if of_pair is not None:
+            # Silence after a wait that sometimes ends requests is such an end.
+            return of_pair[1] if kind[2] == UNKNOWN_NEXT else of_pair[0]
+        return NEVER if kind[0] == C_HTOD and gap_ns < SILENCE_NS else self._default
+
+    @property
+    def is_surprised(self) -> bool:
+        """Whether the thread has long done nothing but what it never did before."""
+        return self._strange >= SURPRISE
+
+    def forget(self) -> None:
+        """Let go of what the thread did before it began to do something else."""
+        while len(self._waits) > self._strange:
+            self._waits.popleft()
+        self._strange = 0
 
     def learn(self) -> None:
         """Decide anew from the window."""
         self.learned = True
         self._until_relearn = RELEARN_EVERY
         self._idle_from, self._of_pair = {}, {}
-        groups: dict[tuple[int, int, int], list[Wait]] = {}
+        known: dict[Kind, list[Wait]] = {}
         for wait in self._waits:
-            groups.setdefault(wait.kind, []).append(wait)
-        enough = max(MIN_SEEN, len(self._waits) // 50)
-        known = {kind: waits for kind, waits in groups.items() if len(waits) >= enough}
+            known.setdefault(wait.kind, []).append(wait)
+        enough = max(MIN_SEEN if len(self._waits) >= 8 * MIN_SEEN else 1, len(self._waits) // 50)
+        known = {kind: waits for kind, waits in known.items() if len(waits) >= enough}
         if not known:
             return
-        modes = {kind: _modes([wait.gap_ns for wait in waits]) for kind, waits in known.items()}
-        typical = {kind: mode[1] for kind, mode in modes.items()}
+        typical = {kind: sorted(wait.gap_ns for wait in waits)[len(waits) // 2] for kind, waits in known.items()}
         score = {kind: typical[kind] * _likelihood(kind) for kind in known}
-        best = max(known, key=lambda kind: (score[kind], kind))
+        best = _best(known, typical, score)
         follower = _usual_followers([wait.kind for wait in self._waits])
         for kind, waits in known.items():
-            threshold = modes[kind][0]
-            if threshold and _same_work(waits, threshold):
+            threshold = _threshold([wait.gap_ns for wait in waits])
+            if threshold and _same_work([w for w in waits if w.gap_ns >= threshold], [w for w in waits if w.gap_ns < threshold]):
                 threshold = ALWAYS
-            if kind == best:
+            if kind == best or (kind[2] == UNKNOWN_NEXT and kind[0] != C_HTOD):
                 self._idle_from[kind] = threshold
                 continue
             idle_like = typical[kind] >= DEFAULT_IDLE_NS and score[kind] * 4 >= score[best]
             successor = follower.get(kind)
-            inner = successor in score and score[successor] > score[kind] and not idle_like  # type: ignore[index]
-            comparable = score[kind] * 4 >= score[best] or (kind[2] == best[2] and kind[0] != C_HTOD)
+            inner = successor is not None and score.get(successor, 0) > score[kind] and not idle_like
+            same_role = kind[0] != C_HTOD and (kind[2] == best[2] or _same_work(waits, known[best]))
+            comparable = score[kind] * 4 >= score[best] or same_role
             self._idle_from[kind] = threshold if comparable and not inner else NEVER
         for pair in {kind[:2] for kind in known}:
             votes: Counter[float] = Counter()
             for kind, waits in known.items():
                 if kind[:2] == pair:
                     votes[self._idle_from[kind]] += len(waits)
-            self._of_pair[pair] = max(votes, key=lambda threshold: (votes[threshold], -threshold))
+            self._of_pair[pair] = (max(votes, key=lambda threshold: (votes[threshold], -threshold)), min(votes))
         inner_gaps = [typical[kind] for kind in known if self._idle_from[kind] == NEVER]
         self._default = max(DEFAULT_IDLE_NS, math.sqrt(max(inner_gaps) * typical[best])) if inner_gaps else DEFAULT_IDLE_NS
 
 
-def _likelihood(kind: tuple[int, int, int]) -> float:
+def _best(known: dict[Kind, list[Wait]], typical: dict[Kind, int], score: dict[Kind, float]) -> Kind:
+    """The kind that ends requests if any does.
+
+    A wait that the thread stays silent after says so of itself, but nothing of how long idleness is where there is
+    less of it: it is the measure only if no other kind of wait is followed by idleness.
+    """
+    others = [kind for kind in known if kind[2] != UNKNOWN_NEXT]
+    silent = [kind for kind in known if kind[2] == UNKNOWN_NEXT]
+    if silent and not any(typical[kind] >= DEFAULT_IDLE_NS and kind[0] != C_HTOD for kind in others):
+        others = silent
+    return max(others, key=lambda kind: (score[kind], kind))
+
+
+def _likelihood(kind: Kind) -> float:
     """How likely a request ends so, gaps being equal: results were fetched; an upload only begins something."""
-    return {C_HTOD: 0.1, C_DTOH: 2.0}.get(kind[0], 1.0) * (0.1 if kind[2] in (C_SYNC, C_QUERY) else 1.0)
+    return {C_HTOD: 0.1, C_DTOH: 2.0}.get(kind[0], 1.0) * (0.1 if kind[2] in _WAITS else 1.0)
 
 
-def _modes(gaps_ns: list[int]) -> tuple[float, float]:
-    """(threshold, typical gap): where the gaps have two modes, what divides them and the upper mode's median.
+def _threshold(gaps_ns: list[int]) -> float:
+    """What divides the gaps if they have two modes, ALWAYS if not, or if both are idleness.
 
-    One mode gives ALWAYS as threshold and the median, and so do two that are both idleness. Otsu's method on the
-    logarithms of the gaps.
+    Otsu's method on the logarithms of the gaps.
     """
     ordered = sorted(max(gap, 1000) for gap in gaps_ns)
-    middle = float(ordered[len(ordered) // 2])
     logs = [math.log2(gap) for gap in ordered]
     count, total = len(logs), sum(logs)
     best, best_spread, below = 0, 0.0, 0.0
@@ -142,28 +180,26 @@ def _modes(gaps_ns: list[int]) -> tuple[float, float]:
         spread = at * (count - at) * apart * apart
         if spread > best_spread:
             best, best_spread = at, spread
-    if not 2 <= best <= count - 2:
-        return ALWAYS, middle
+    if not 2 <= best <= count - 2 or ordered[best // 2] >= DEFAULT_IDLE_NS:
+        return ALWAYS
     low_mean, high_mean = sum(logs[:best]) / best, sum(logs[best:]) / (count - best)
-    if high_mean - low_mean < MODES_APART or logs[best] - logs[best - 1] < VALLEY or ordered[best // 2] >= DEFAULT_IDLE_NS:
-        return ALWAYS, middle
-    return math.sqrt(ordered[best - 1] * ordered[best]), float(ordered[(best + count) // 2])
+    if high_mean - low_mean < MODES_APART or logs[best] - logs[best - 1] < VALLEY:
+        return ALWAYS
+    return math.sqrt(ordered[best - 1] * ordered[best])
 
 
-def _same_work(waits: list[Wait], threshold: float) -> bool:
-    """Whether what follows a long gap is the same as what follows a short one: then each was a request of its own."""
-    after_long = sorted((w.launches, w.htod_bytes) for w in waits if w.launches >= 0 and w.gap_ns >= threshold)
-    after_short = sorted((w.launches, w.htod_bytes) for w in waits if w.launches >= 0 and w.gap_ns < threshold)
-    if not after_long or not after_short:
+def _same_work(some: list[Wait], others: list[Wait]) -> bool:
+    """Whether what the thread does after the ones is what it does after the others: then both end requests or neither."""
+    one, other = (sorted((w.launches, w.htod_bytes) for w in waits if w.launches >= 0) for waits in (some, others))
+    if not one or not other:
         return False
-    one, other = after_long[len(after_long) // 2], after_short[len(after_short) // 2]
-    return all(abs(a - b) <= 0.1 * max(a, b) for a, b in zip(one, other))
+    return all(abs(a - b) <= 0.1 * max(a, b) for a, b in zip(one[len(one) // 2], other[len(other) // 2], strict=True))
 
 
-def _usual_followers(kinds: list[tuple[int, int, int]]) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+def _usual_followers(kinds: list[Kind]) -> dict[Kind, Kind]:
     """For each kind the other kind that nearly always comes next, if there is one."""
-    following: dict[tuple[int, int, int], Counter] = {}
-    for kind, after in zip(kinds, kinds[1:]):
+    following: dict[Kind, Counter[Kind]] = {}
+    for kind, after in pairwise(kinds):
         following.setdefault(kind, Counter())[after] += 1
     usual = {}
     for kind, counts in following.items():

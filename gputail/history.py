@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gputail import events
-from gputail.budget import WAIT_OF_CALL
+from gputail.budget import CLASS_OF_CALL, IS_WORK, WAIT_OF_CALL
 from gputail.rows import take
 
 # How far back rows are kept, and how many at most (64 bytes each) besides those of the latest batch.
@@ -22,11 +22,13 @@ MAX_LOOK = 1 << 17
 class _Chunk:
     """Rows, and beside them the columns that they are chosen by."""
 
-    __slots__ = ("calls", "ends", "tids", "streams", "waits")
+    __slots__ = ("calls", "ends", "tids", "tgids", "streams", "waits", "on_gpu")
 
     def __init__(self, calls: np.ndarray) -> None:
         self.calls, self.ends = calls, events.end_ns(calls).astype(np.int64)
-        self.tids, self.streams, self.waits = calls["tid"].copy(), calls["stream"].copy(), WAIT_OF_CALL[calls["call"]]
+        self.tids, self.tgids, self.streams = calls["tid"].copy(), calls["tgid"].copy(), calls["stream"].copy()
+        self.waits = WAIT_OF_CALL[calls["call"]]
+        self.on_gpu = IS_WORK[CLASS_OF_CALL[calls["call"]]] | (self.waits > 0)
 
 
 class History:
@@ -66,9 +68,17 @@ class History:
 
         return self._select(since_ns, until_ns, chosen)
 
-    def others(self, tid: int, since_ns: int, before_ns: int) -> np.ndarray:
-        """Rows of all other threads that ended from `since_ns` to before `before_ns`."""
-        return self._select(since_ns, before_ns - 1, lambda chunk, part: chunk.tids[part] != tid)
+    def siblings(self, tgid: int, tid: int, since_ns: int, before_ns: int) -> np.ndarray:
+        """Work for the GPU and waits by the other threads of a process that ended from `since_ns` to before `before_ns`."""
+
+        def chosen(chunk: _Chunk, part: slice) -> np.ndarray:
+            return (chunk.tgids[part] == tgid) & (chunk.tids[part] != tid) & chunk.on_gpu[part]
+
+        return self._select(since_ns, before_ns - 1, chosen)
+
+    def foreign(self, tgid: int, since_ns: int, before_ns: int) -> np.ndarray:
+        """The same by all other processes."""
+        return self._select(since_ns, before_ns - 1, lambda chunk, part: (chunk.tgids[part] != tgid) & chunk.on_gpu[part])
 
     def _select(self, low_ns: int, high_ns: int, chosen: Callable[[_Chunk, slice], np.ndarray]) -> np.ndarray:
         """The chosen ones of the rows that ended within [low_ns, high_ns]; the last MAX_LOOK of those are looked at."""

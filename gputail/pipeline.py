@@ -27,7 +27,7 @@ VERDICT_DELAY_NS = 400_000_000
 
 # Larger batches are taken in parts, which keeps the columns worked on in the caches.
 MAX_ROWS = 65536
-MAX_WORKLOADS = 2048
+MAX_WORKLOADS = 512
 MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64
@@ -39,7 +39,19 @@ _LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
 class _Workload:
     """What is kept of one workload."""
 
-    __slots__ = ("name", "tgid", "shape", "histogram", "baseline", "requests", "incomplete", "outliers", "excess_ns", "last_end_ns", "fresh")
+    __slots__ = (
+        "name",
+        "tgid",
+        "shape",
+        "histogram",
+        "baseline",
+        "requests",
+        "incomplete",
+        "outliers",
+        "excess_ns",
+        "last_end_ns",
+        "fresh",
+    )
 
     def __init__(self, name: str, tgid: int, shape: str) -> None:
         self.name, self.tgid, self.shape = name, tgid, shape
@@ -104,16 +116,24 @@ class Pipeline:
         records, self._records = self._records, []
         return records
 
-    def snapshot(self, health: Health = Health()) -> Snapshot:
+    def snapshot(self, health: Health | None = None) -> Snapshot:
         """Everything known at the watermark."""
         views = []
         for workload in self._workloads.values():
             process = self._names.process(workload.tgid)
             views.append(
                 WorkloadView(
-                    name=workload.name, tgid=workload.tgid, comm=process.comm, command=process.command, container=process.container,
-                    shape=workload.shape, histogram=workload.histogram.copy(), requests=workload.requests,
-                    incomplete=workload.incomplete, outliers=dict(workload.outliers), excess_ns=dict(workload.excess_ns),
+                    name=workload.name,
+                    tgid=workload.tgid,
+                    comm=process.comm,
+                    command=process.command,
+                    container=process.container,
+                    shape=workload.shape,
+                    histogram=workload.histogram.copy(),
+                    requests=workload.requests,
+                    incomplete=workload.incomplete,
+                    outliers=dict(workload.outliers),
+                    excess_ns=dict(workload.excess_ns),
                     baseline_ns=workload.baseline.usual.duration_ns if workload.baseline.usual else None,
                     last_end_ns=workload.last_end_ns,
                 )  # fmt: skip
@@ -126,7 +146,7 @@ class Pipeline:
             lost=dict(self._lost),
             recent_outliers=tuple(self._outliers),
             regime_changes=tuple(self._regimes),
-            health=health,
+            health=health or Health(),
         )
 
     def _count_calls(self, calls: np.ndarray) -> None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputail import events
-from gputail.boundaries import UNKNOWN_NEXT, Boundaries
+from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
 from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
+from gputail.fragmenter import Fragmenter
 from gputail.fragments import (
     BLOCK_THREADS,
     COPY_BYTES,
@@ -47,7 +48,6 @@ from gputail.fragments import (
     SUMS,
     WAIT,
     Fragment,
-    Fragmenter,
     Thread,
 )  # fmt: skip
 
@@ -83,6 +83,9 @@ class Request:
         return self.end_ns - self.start_ns
 
 
+_Entry = tuple[Fragment, Kind, int]  # a fragment, the kind of the wait that ended it, the gap (ns) after
+
+
 class _Lane:
     """One thread's way from fragments to requests."""
 
@@ -92,8 +95,8 @@ class _Lane:
         self.thread = thread
         self.boundaries = Boundaries()
         self.waiting: list[Fragment] = []  # closed, the gap after the last not yet known
-        self.held: list[tuple[Fragment, tuple[int, int, int], int]] = []
-        self.current: list[Fragment] = []
+        self.held: list[_Entry] = []  # until the structure is learned
+        self.current: list[_Entry] = []  # of the request that has not ended
         self.deadline: int | None = None  # by when the structure must be learned
         self.openings: deque[int] = deque(maxlen=RECENT)
         self.shapes: deque[str] = deque(maxlen=RECENT)
@@ -139,7 +142,7 @@ class Requests:
         following = waiting[1:]
         if thread.open is not None:
             following.append(thread.open)
-        for fragment, after in zip(waiting, following):
+        for fragment, after in zip(waiting, following, strict=False):
             if fragment[ENDS_BY] == HEAD:
                 self._take(lane, fragment, (0, 0, 0), 0, 0, out)
                 continue
@@ -174,7 +177,7 @@ class Requests:
         if lane.deadline is None and not lane.waiting and tail is None:
             self._restless.discard(thread)
 
-    def _take(self, lane: _Lane, fragment: Fragment, kind: tuple[int, int, int], gap: int, release: int, out: list[Request]) -> None:
+    def _take(self, lane: _Lane, fragment: Fragment, kind: Kind, gap: int, release: int, out: list[Request]) -> None:
         boundaries = lane.boundaries
         if fragment[ENDS_BY] != HEAD:
             if lane.deadline is not None and release > lane.deadline:
@@ -187,12 +190,17 @@ class Requests:
             if len(boundaries) >= HOLD_FRAGMENTS or len(lane.held) >= 2 * HOLD_FRAGMENTS:
                 self._learn(lane, release or fragment[END], out)
             return
-        lane.current.append(fragment)
+        lane.current.append((fragment, kind, gap))
         if fragment[ENDS_BY] != HEAD and boundaries.ends(kind, gap):
-            frames, lane.current = lane.current, []
-            self._emit(lane, frames, release, out)
+            fragments, lane.current = [entry[0] for entry in lane.current], []
+            self._emit(lane, fragments, release, out)
+        elif boundaries.is_surprised:
+            # What seemed to go on without an end is cut anew from what was learned of it.
+            boundaries.forget()
+            lane.held, lane.current = lane.current, []
+            self._learn(lane, release, out)
         elif len(lane.current) >= MAX_FRAGMENTS:
-            lane.current = [_sum(lane.current)]
+            lane.current = [(_sum([entry[0] for entry in lane.current]), kind, gap)]
 
     def _learn(self, lane: _Lane, release: int, out: list[Request]) -> None:
         lane.deadline = None
@@ -200,9 +208,9 @@ class Requests:
         held, lane.held = lane.held, []
         cut: list[list[Fragment]] = []
         for fragment, kind, gap in held:
-            lane.current.append(fragment)
+            lane.current.append((fragment, kind, gap))
             if fragment[ENDS_BY] != HEAD and lane.boundaries.ends(kind, gap):
-                cut.append(lane.current)
+                cut.append([entry[0] for entry in lane.current])
                 lane.current = []
         for fragments in cut:
             lane.openings.append(_opening(fragments)[FIRST_STREAM])
@@ -230,10 +238,21 @@ class Requests:
         parts, contradictory = _parts(whole)
         out.append(
             Request(
-                tgid=lane.thread.tgid, tid=lane.thread.tid, start_ns=whole[START], end_ns=whole[END], release_ns=release,
-                boundary=boundary(whole[LAST_CALL]), shape=shape, calls=whole[N_CALLS], launches=whole[N_LAUNCHES], parts=parts,
-                block_threads=whole[BLOCK_THREADS], htod_bytes=whole[HTOD_BYTES], dtoh_bytes=whole[DTOH_BYTES],
-                copy_bytes=whole[COPY_BYTES], stream=whole[LAST_STREAM],
+                tgid=lane.thread.tgid,
+                tid=lane.thread.tid,
+                start_ns=whole[START],
+                end_ns=whole[END],
+                release_ns=release,
+                boundary=boundary(whole[LAST_CALL]),
+                shape=shape,
+                calls=whole[N_CALLS],
+                launches=whole[N_LAUNCHES],
+                parts=parts,
+                block_threads=whole[BLOCK_THREADS],
+                htod_bytes=whole[HTOD_BYTES],
+                dtoh_bytes=whole[DTOH_BYTES],
+                copy_bytes=whole[COPY_BYTES],
+                stream=whole[LAST_STREAM],
                 incomplete=contradictory or bool(whole[FLAGS] & events.AFTER_GAP),
             )  # fmt: skip
         )
@@ -252,7 +271,7 @@ def _shape(fragments: list[Fragment]) -> str:
 def _sum(fragments: list[Fragment]) -> Fragment:
     """One fragment from several that follow each other; the time between two of them is part of it."""
     first, last = fragments[0], fragments[-1]
-    whole = [sum(column) for column in zip(*(fragment[:SUMS] for fragment in fragments))]
+    whole = [sum(column) for column in zip(*(fragment[:SUMS] for fragment in fragments), strict=True)]
     whole[OFF_CPU] += sum(fragment[LEAD_OFF_CPU] for fragment in fragments[1:])
     whole[RUN_QUEUE] += sum(fragment[LEAD_RUN_QUEUE] for fragment in fragments[1:])
     whole += last[SUMS:]

@@ -91,7 +91,7 @@ class RequestRecord:
             "launches": self.launches,
             "incomplete": self.incomplete,
             "outlier": self.outlier,
-            "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns) if ns},
+            "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns, strict=True) if ns},
         }
         if self.outlier:
             record |= {
@@ -146,7 +146,7 @@ class RegimeChange:
 class Baseline:
     """What is usual for one workload."""
 
-    __slots__ = ("usual", "_window", "_recent", "_until_refresh", "_shifted_since_ns", "_former")
+    __slots__ = ("usual", "_window", "_recent", "_until_refresh", "_shifted_since_ns", "_shifted_from", "_former")
 
     def __init__(self) -> None:
         self.usual: Usual | None = None
@@ -154,6 +154,7 @@ class Baseline:
         self._recent: deque[tuple[int, ...]] = deque(maxlen=REGIME_REQUESTS)
         self._until_refresh = MIN_REQUESTS
         self._shifted_since_ns: int | None = None
+        self._shifted_from: Usual | None = None  # what was usual when the shift began; a faster level soon becomes usual
         self._former: deque[tuple[int, Usual]] = deque()
 
     def judge(self, request: Request) -> tuple[bool, Usual | None, tuple[int, int] | None]:
@@ -200,18 +201,18 @@ class Baseline:
 
     def _regime_change(self) -> int | None:
         """The median before, if the recent requests are another regime; they are the window then."""
-        recent, usual = self._recent, self.usual
+        recent, usual = self._recent, self._shifted_from or self.usual
         if usual is None or len(recent) < REGIME_REQUESTS:
             return None
         median = sorted(row[0] for row in recent)[len(recent) // 2]
-        if median <= usual.threshold_ns and median >= REGIME_FASTER * usual.duration_ns:
-            self._shifted_since_ns = None
+        if REGIME_FASTER * usual.duration_ns <= median <= usual.threshold_ns:
+            self._shifted_from = self._shifted_since_ns = None
             return None
         if self._shifted_since_ns is None:
-            self._shifted_since_ns = recent[0][-1]
+            self._shifted_from, self._shifted_since_ns = usual, recent[0][-1]
         if recent[-1][-1] - self._shifted_since_ns < REGIME_NS:
             return None
-        self._shifted_since_ns = None
+        self._shifted_from = self._shifted_since_ns = None
         self._window.clear()
         self._window.extend(recent)
         recent.clear()

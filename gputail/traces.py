@@ -26,6 +26,7 @@ OFF_CPU_NAME = "offcpu"
 # What a trace may expand to; a file that claims more is refused before anything is read.
 MAX_BYTES = 4 << 30
 MAX_NAMES = 65536
+MAX_TIME_NS = 1 << 60
 BATCH_ROWS = 65536
 
 _HINT = "a trace is an .npz file with the arrays " + ", ".join(ARRAYS)
@@ -66,7 +67,7 @@ def load(path: str | Path) -> Trace:
         raise GputailError(f"cannot read {path}: no such file") from error
     except OSError as error:
         raise GputailError(f"cannot read {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, EOFError, ValueError, TypeError, KeyError, RecursionError, NotImplementedError, MemoryError) as error:
+    except (zipfile.BadZipFile, EOFError, ValueError, TypeError, LookupError, RecursionError, NotImplementedError, MemoryError) as error:
         raise GputailError(f"cannot read {path}: not a trace, or truncated ({error})", _HINT) from error
     except Exception as error:  # zlib.error and what numpy's header parser raises on hostile bytes
         raise GputailError(f"cannot read {path}: not a trace, or truncated ({type(error).__name__}: {error})", _HINT) from error
@@ -95,6 +96,8 @@ def _trace(rows: np.ndarray, numbers: object, names: object, lost: int, tgids: t
         raise GputailError("its events are not rows of " + ", ".join(EVENT_FIELDS), _HINT)
     if not isinstance(numbers, dict) or not isinstance(names, list):
         raise GputailError("its apis or names are not what a trace holds", _HINT)
+    if len(rows) and max(int(rows["ts"].max()), int(rows["dur"].max())) >= MAX_TIME_NS:
+        raise GputailError("its times are no CLOCK_MONOTONIC nanoseconds", _HINT)
     to_ours = np.zeros(65536, np.uint16)
     for symbol, number in numbers.items():
         if not isinstance(number, int) or not 0 <= number < len(to_ours):
@@ -138,10 +141,12 @@ def _depths(calls: np.ndarray) -> np.ndarray:
 
 def _names(names: list) -> np.ndarray:
     rows = np.zeros(min(len(names), MAX_NAMES), events.NAME)
-    for row, entry in zip(rows, names):
-        handle, tgid, text = entry
-        raw = str(text).encode(errors="replace")[: events.NAME_BYTES]
-        row["handle"], row["tgid"], row["kind"] = int(handle), int(tgid), events.NAME_KERNEL
+    for row, entry in zip(rows, names, strict=False):
+        handle, tgid, text = int(entry[0]), int(entry[1]), str(entry[2])
+        if not (0 <= handle < 1 << 64 and 0 <= tgid < 1 << 32):
+            raise GputailError("its names hold no handles and pids", _HINT)
+        raw = text.encode(errors="replace")[: events.NAME_BYTES]
+        row["handle"], row["tgid"], row["kind"] = handle, tgid, events.NAME_KERNEL
         row["length"], row["text"] = len(raw), raw
-        row["flags"] = events.NAME_TRUNCATED if len(raw) < len(str(text).encode(errors="replace")) else 0
+        row["flags"] = events.NAME_TRUNCATED if len(raw) < len(text.encode(errors="replace")) else 0
     return rows

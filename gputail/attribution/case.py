@@ -10,12 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from gputail.attribution.outstanding import GpuWork, gpu_work
+from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work
 from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
-from gputail.rows import take
 from gputail.tail import Contribution, Usual
 
 # How long before a request work may have been queued that it still waits for.
@@ -33,7 +32,7 @@ class Case:
         self.request, self.usual, self.names = request, usual, names
         self._history, self._until_ns = history, until_ns
         self.excess_ns = request.duration_ns - usual.duration_ns
-        self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts)]
+        self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
 
     @cached_property
     def own(self) -> np.ndarray:
@@ -45,25 +44,22 @@ class Case:
         return CLASS_OF_CALL[self.own["call"]]
 
     @cached_property
-    def others(self) -> np.ndarray:
-        """Rows of all other threads from LOOK_BACK_NS before the request until its verdict."""
-        return self._history.others(self.request.tid, self.request.start_ns - LOOK_BACK_NS, self._until_ns)
-
-    @cached_property
     def siblings(self) -> list[GpuWork]:
-        """What the process had outstanding beside the request: other threads' work, and its own on other streams."""
+        """What the process had outstanding on streams that the request has nothing on, whichever thread gave it."""
         request = self.request
-        of_process = take(self.others, self.others["tgid"] == request.tgid)
         own = np.unique(self.own["stream"][IS_WORK[self.own_class]]).tolist()
-        beside = self._history.thread_beside(request.tid, own, max(request.start_ns - LOOK_BACK_NS, 1), request.end_ns)
-        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns)
-        return [span for span in work if span.tid != request.tid or (span.stream not in own and span.launches + span.copy_bytes)]
+        since_ns = request.start_ns - LOOK_BACK_NS
+        beside = self._history.thread_beside(request.tid, own, since_ns, request.end_ns)
+        of_process = self._history.siblings(request.tgid, request.tid, since_ns, self._until_ns)
+        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns, waits_alone=False)
+        return [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
 
     @cached_property
     def foreign(self) -> list[GpuWork]:
         """What other processes had outstanding while the request ran."""
-        rows = take(self.others, self.others["tgid"] != self.request.tgid)
-        return gpu_work(rows, self.request.start_ns, self.request.end_ns)
+        request = self.request
+        rows = self._history.foreign(request.tgid, request.start_ns - LOOK_BACK_NS, self._until_ns)
+        return gpu_work(rows, request.start_ns, request.end_ns)
 
     @property
     def waiting_left(self) -> int:

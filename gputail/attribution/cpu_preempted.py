@@ -25,4 +25,6 @@ def explain(case: Case) -> list[Contribution]:
     by_runner = np.bincount(of, weights=waited)
     runner = int(runners[np.argmax(by_runner)])
     # The idle thread (0) ran before: nobody held the CPU, so it was a quota, or the CPU slept.
-    return contribution(CAUSE, ns, runner or None, f"tid {runner} ran on cpu {int(off['cpu'][0])}" if runner else "cpu was idle: quota or wake-up latency")
+    return contribution(
+        CAUSE, ns, runner or None, f"tid {runner} ran on cpu {int(off['cpu'][0])}" if runner else "cpu was idle: quota or wake-up latency"
+    )

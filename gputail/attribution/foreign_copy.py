@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputail.attribution.case import Case, contribution
-from gputail.attribution.outstanding import union_ns
+from gputail.attribution.outstanding import GpuWork, union_ns
 from gputail.tail import Contribution
 
 CAUSE = "foreign_copy"
@@ -16,12 +16,12 @@ def explain(case: Case) -> list[Contribution]:
     start, end = case.request.start_ns, case.request.end_ns
     if not (case.request.htod_bytes or case.request.dtoh_bytes or case.request.copy_bytes):
         return []
-    by_process: dict[int, list] = {}
+    by_process: dict[int, list[GpuWork]] = {}
     for work in case.foreign:
         if work.is_copy:
             by_process.setdefault(work.tgid, []).append(work)
     out: list[Contribution] = []
-    for tgid, work in sorted(by_process.items(), key=lambda item: -union_ns(item[1], start, end)):
-        ns = case.take_waiting(union_ns(work, start, end))
-        out += contribution(CAUSE, ns, tgid, f"{sum(span.copy_bytes for span in work)} bytes")
+    for tgid, spans in sorted(by_process.items(), key=lambda item: -union_ns(item[1], start, end)):
+        ns = case.take_waiting(union_ns(spans, start, end))
+        out += contribution(CAUSE, ns, tgid, f"{sum(span.copy_bytes for span in spans)} bytes")
     return out

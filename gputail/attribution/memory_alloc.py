@@ -19,4 +19,6 @@ def explain(case: Case) -> list[Contribution]:
     if not ns or not len(calls):
         return contribution(CAUSE, ns)
     longest = calls[np.argmax(calls["duration_ns"])]
-    return contribution(CAUSE, ns, None, f"{table.BY_NUMBER[int(longest['call'])].name}, {int(calls['size'].sum())} bytes in {len(calls)} calls")
+    return contribution(
+        CAUSE, ns, None, f"{table.BY_NUMBER[int(longest['call'])].name}, {int(calls['size'].sum())} bytes in {len(calls)} calls"
+    )

@@ -2,8 +2,8 @@
 
 In: rows of threads, in any order. Out: for each stream the spans in which it had work outstanding, from the first
 launch or copy to the return of the wait that covered it. Where no wait was seen the span is open: it is taken to last
-until OPEN_NS after the last work was queued. A blocking wait is outstanding work itself, even if what it waits for was
-queued too long ago to be among the rows.
+until OPEN_NS after the last work was queued. A blocking wait can tell of outstanding work that was queued too long ago
+to be among the rows.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ class GpuWork:
         return self.copy_bytes > 0 and (not self.launches or busy >= COPY_SHARE * (self.end_ns - self.start_ns))
 
 
-def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
-    """The spans that overlap [start_ns, end_ns)."""
+def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int, waits_alone: bool = True) -> list[GpuWork]:
+    """The spans that overlap [start_ns, end_ns).
+
+    waits_alone: a blocking wait is a span of its own where nothing that it waits for is among the rows.
+    """
     kind = CLASS_OF_CALL[rows["call"]]
     covers = _COVERS[rows["call"]]
     is_work = (kind >= C_LAUNCH) & (kind <= C_MEMSET) & (rows["start_ns"] < end_ns)
@@ -81,7 +84,7 @@ def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int) -> list[GpuWork]:
             mine = of == number
             spans += _spans_of_stream(take(work, mine), kind[mine], waits, covers)
     spans = [span for span in spans if span.overlap_ns(start_ns, end_ns) > 0]
-    for wait in blocked:
+    for wait in blocked if waits_alone else ():
         begin = int(wait["start_ns"])
         whole = GpuWork(int(wait["tgid"]), int(wait["tid"]), int(wait["stream"]), begin, begin + int(wait["duration_ns"]), 1, 0, 0, 0)
         if whole.overlap_ns(start_ns, end_ns) and not any(s.tgid == whole.tgid and s.overlap_ns(begin, whole.end_ns) for s in spans):
@@ -117,13 +120,20 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
     last_queued = np.maximum.reduceat(queued, firsts).tolist()
     spans = []
     stops = np.append(firsts[1:], len(work)).tolist()
-    for number, (first, stop) in enumerate(zip(firsts.tolist(), stops)):
+    for number, (first, stop) in enumerate(zip(firsts.tolist(), stops, strict=True)):
         largest = first + int(np.argmax(threads[first:stop]))
         end = int(done[first]) if done[first] != _OPEN_END else last_queued[number] + OPEN_NS
         spans.append(
             GpuWork(
-                tgid, int(work["tid"][first]), stream, int(begin[first]), end, sums[0][number], int(sums[1][number]),
-                int(sums[2][number]), int(work["handle"][largest]) if sums[0][number] else 0,
+                tgid,
+                int(work["tid"][first]),
+                stream,
+                int(begin[first]),
+                end,
+                sums[0][number],
+                int(sums[1][number]),
+                int(sums[2][number]),
+                int(work["handle"][largest]) if sums[0][number] else 0,
             )  # fmt: skip
         )
     return spans

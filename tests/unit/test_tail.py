@@ -1,0 +1,139 @@
+import random
+
+import pytest
+
+from gputail.budget import COPY, HOST, PARTS
+from gputail.requests import Request
+from gputail.tail import Baseline, Contribution, RequestRecord
+from tests.unit.streams import MS, START_NS, S
+
+
+def request(number: int, duration_ns: int, copy_ns: int = 0, incomplete: bool = False, every_ns: int = 10 * MS) -> Request:
+    parts = [0] * len(PARTS)
+    parts[COPY], parts[HOST] = copy_ns, duration_ns - copy_ns
+    end = START_NS + number * every_ns
+    return Request(
+        tgid=1, tid=1, start_ns=end - duration_ns, end_ns=end, release_ns=end, boundary="sync", shape="HtoD..sync", calls=3, launches=1,
+        parts=tuple(parts), block_threads=100, htod_bytes=1, dtoh_bytes=1, copy_bytes=0, stream=0, incomplete=incomplete,
+    )  # fmt: skip
+
+
+def judged(durations: list[int], baseline: Baseline | None = None, first: int = 0) -> tuple[list[bool], list[tuple[int, int]]]:
+    baseline = baseline or Baseline()
+    verdicts = [baseline.judge(request(first + number, duration)) for number, duration in enumerate(durations)]
+    return [outlier for outlier, _, _ in verdicts], [shift for _, _, shift in verdicts if shift]
+
+
+def noisy(count: int, median_ns: int, noise: float = 0.02, seed: int = 1) -> list[int]:
+    chance = random.Random(seed)
+    return [int(median_ns * chance.gauss(1, noise)) for _ in range(count)]
+
+
+def test_a_quiet_program_has_no_outliers() -> None:
+    outliers, shifts = judged(noisy(5000, 5 * MS))
+    assert sum(outliers) == 0 and shifts == []
+
+
+def test_nothing_is_an_outlier_before_enough_is_known() -> None:
+    outliers, _ = judged([5 * MS] * 10 + [500 * MS] + [5 * MS] * 10)
+    assert sum(outliers) == 0
+
+
+def test_requests_well_above_the_baseline_are_outliers_and_do_not_move_it() -> None:
+    durations = noisy(400, 5 * MS)
+    slow = list(range(100, 400, 10))
+    for number in slow:
+        durations[number] = 9 * MS
+    outliers, shifts = judged(durations)
+    assert [number for number, outlier in enumerate(outliers) if outlier] == slow
+    assert shifts == []
+
+
+def test_a_wide_program_needs_more_than_a_narrow_one_to_be_slow() -> None:
+    assert not any(judged(noisy(600, 5 * MS, noise=0.25) + [7 * MS])[0][-1:])
+    assert judged(noisy(600, 5 * MS) + [7 * MS])[0][-1]
+
+
+def test_a_part_that_never_took_long_tells_even_in_a_wide_program() -> None:
+    baseline = Baseline()
+    for number, duration in enumerate(noisy(600, 5 * MS, noise=0.2)):
+        baseline.judge(request(number, duration, copy_ns=100_000))
+    assert baseline.judge(request(600, 7 * MS, copy_ns=3 * MS))[0]
+    assert not baseline.judge(request(601, 7 * MS, copy_ns=100_000))[0]
+
+
+@pytest.mark.parametrize("after_ms", [12, 2])
+def test_a_shift_that_lasts_is_one_regime_change_and_a_new_baseline(after_ms: int) -> None:
+    baseline = Baseline()
+    judged(noisy(300, 5 * MS), baseline)
+    outliers, shifts = judged(noisy(1000, after_ms * MS), baseline, first=300)
+    assert len(shifts) == 1
+    before, after = shifts[0]
+    assert before == pytest.approx(5 * MS, rel=0.03) and after == pytest.approx(after_ms * MS, rel=0.03)
+    assert sum(outliers[200:]) == 0
+    assert baseline.usual is not None and baseline.usual.duration_ns == pytest.approx(after_ms * MS, rel=0.03)
+
+
+def test_a_short_burst_is_no_regime_change() -> None:
+    baseline = Baseline()
+    judged(noisy(300, 5 * MS), baseline)
+    outliers, shifts = judged(([12 * MS] * 40 + [5 * MS] * 60) * 10, baseline, first=300)
+    assert shifts == [] and sum(outliers) == 400
+
+
+def test_a_return_to_a_level_of_the_cpu_known_from_lately_is_not_slow() -> None:
+    baseline = Baseline()
+    judged(noisy(300, 4 * MS), baseline)
+    judged(noisy(600, 6 * MS), baseline, first=300)
+    judged(noisy(600, 4 * MS), baseline, first=900)
+    outliers, _ = judged(noisy(100, 6 * MS), baseline, first=1500)
+    assert sum(outliers) == 0
+
+
+def test_incomplete_requests_are_not_judged_and_teach_nothing() -> None:
+    baseline = Baseline()
+    judged(noisy(100, 5 * MS), baseline)
+    usual = baseline.usual
+    for number in range(200):
+        outlier, _, shift = baseline.judge(request(100 + number, 50 * MS, incomplete=True))
+        assert not outlier and shift is None
+    assert baseline.usual == usual
+
+
+def record(**fields: object) -> RequestRecord:
+    base = dict(
+        pid=1, tid=2, comm=None, workload="w", start_ns=10, end_ns=30, boundary="sync", calls=3, launches=1, incomplete=False,
+        outlier=False,
+        budget_ns=(5, 0, 0, 15, 0, 0, 0, 0, 0, 0),
+    )  # fmt: skip
+    return RequestRecord(**{**base, **fields})  # type: ignore[arg-type]
+
+
+def test_a_record_has_the_fixed_fields() -> None:
+    assert record().as_dict() == {
+        "schema": 1, "pid": 1, "tid": 2, "comm": None, "workload": "w", "start_ns": 10, "end_ns": 30, "duration_ns": 20, "boundary": "sync",
+        "calls": 3, "launches": 1, "incomplete": False, "outlier": False, "budget": {"host": 5, "launch": 15},
+    }  # fmt: skip
+
+
+def test_an_outliers_record_says_why() -> None:
+    found = record(
+        outlier=True, baseline_ns=8, excess_ns=12, cause="memcpy", confidence=0.75,
+        contributions=(Contribution("memcpy", 9, None, "64 bytes"), Contribution("unknown", 3)),
+    ).as_dict()  # fmt: skip
+    assert (found["baseline_ns"], found["excess_ns"], found["cause"], found["confidence"]) == (8, 12, "memcpy", 0.75)
+    assert found["contributions"] == [
+        {"cause": "memcpy", "ns": 9, "culprit_pid": None, "culprit": "64 bytes"},
+        {"cause": "unknown", "ns": 3, "culprit_pid": None, "culprit": None},
+    ]
+
+
+def test_a_regime_change_takes_time_as_well_as_requests() -> None:
+    baseline = Baseline()
+    for number, duration in enumerate([50_000] * 300):
+        baseline.judge(request(number, duration, every_ns=100_000))
+    shifts = []
+    for number in range(300, 300 + 5000):  # half a second of it
+        shifts.append(baseline.judge(request(number, 200_000, every_ns=100_000))[2])
+    assert not any(shifts)
+    assert 5000 * 100_000 < S
