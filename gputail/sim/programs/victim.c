@@ -96,7 +96,9 @@ static void fault_within(const char *fault)
 	uint64_t address;
 	int i;
 
-	if (!strcmp(fault, "pageable")) {
+	if (!strcmp(fault, "gil")) {
+		start_side("compute");
+	} else if (!strcmp(fault, "pageable")) {
 		must(cuMemcpyHtoDAsync_v2(device_memory, big, PAGEABLE_BYTES, stream), "cuMemcpyHtoDAsync");
 	} else if (!strcmp(fault, "ptxjit")) {
 		must(cuModuleLoadData(&module, ptx), "cuModuleLoadData");
@@ -153,8 +155,6 @@ static void request(int is_faulty)
 
 	if (fault && (!strcmp(fault, "gside") || !strcmp(fault, "devsync") || !strcmp(fault, "gdevsync")))
 		start_side("launch");
-	if (fault && !strcmp(fault, "gil"))
-		start_side("compute");
 	start = now_ns();
 	answer(more, fault);
 	log_span("request", start, now_ns());

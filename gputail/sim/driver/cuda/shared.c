@@ -113,8 +113,10 @@ static struct gpu *map_gpu(void)
 		close(file);
 		file = -1;
 	}
-	if (file >= 0)
+	if (file >= 0) {
+		flock(file, LOCK_UN); /* closing would not do: the mapping keeps the open file, and the lock with it */
 		close(file);
+	}
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
