@@ -34,12 +34,18 @@ SLACK_NS = 1000
 class Truth(Protocol):
     """What the programs logged: (n, 2) arrays of start and end (CLOCK_MONOTONIC ns), and pids (0: there was none)."""
 
-    label: str
-    victim: int
-    aggressor: int
-    requests: np.ndarray
-    faults: np.ndarray
-    bursts: np.ndarray
+    @property
+    def label(self) -> str: ...
+    @property
+    def victim(self) -> int: ...
+    @property
+    def aggressor(self) -> int: ...
+    @property
+    def requests(self) -> np.ndarray: ...
+    @property
+    def faults(self) -> np.ndarray: ...
+    @property
+    def bursts(self) -> np.ndarray: ...
 
 
 @dataclass

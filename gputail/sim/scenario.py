@@ -56,13 +56,12 @@ class Truth:
 class Scenario:
     """The running programs of one label, started by `scenario`."""
 
-    def __init__(self, label: str, seconds: float, seed: int, folder: Path, built: Built) -> None:
+    def __init__(self, label: str, seconds: float, seed: int, folder: Path, built: Built, cpus: list[int]) -> None:
         kind, fault, aggressor = LABELS[label]
         self.label = label
         self._folder = folder
         self._environment = {**os.environ, "GPUTAIL_SIM_GPU": str(folder / "gpu")}
         # Hogs must have the victim's CPU to share; others stay off it, as far as there is another.
-        cpus = sorted(os.sched_getaffinity(0))
         self._victim_cpu, self._other_cpu = cpus[-1], cpus[-1] if aggressor == "cpuhog" else cpus[0]
         common = ["--seconds", str(seconds), "--seed", str(seed)]
         self._aggressor = (
@@ -103,12 +102,12 @@ class Scenario:
 
 
 @contextmanager
-def scenario(label: str, seconds: float, seed: int = 1) -> Iterator[Scenario]:
-    """Run the programs of a label for so many seconds, on a simulated GPU of their own."""
+def scenario(label: str, seconds: float, seed: int = 1, cpus: list[int] | None = None) -> Iterator[Scenario]:
+    """Run the programs of a label for so many seconds, on a simulated GPU of their own: the victim on the last of the CPUs."""
     built = build()
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="gputail-sim-", dir=shared_memory) as folder:
-        running = Scenario(label, seconds, seed, Path(folder), built)
+        running = Scenario(label, seconds, seed, Path(folder), built, cpus or sorted(os.sched_getaffinity(0)))
         try:
             yield running
         finally:
