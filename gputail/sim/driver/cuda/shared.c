@@ -113,8 +113,10 @@ static struct gpu *map_gpu(void)
 		close(file);
 		file = -1;
 	}
-	if (file >= 0)
+	if (file >= 0) {
+		flock(file, LOCK_UN); /* closing is not enough: the mapping holds the file open */
 		close(file);
+	}
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
