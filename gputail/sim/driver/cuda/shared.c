@@ -114,7 +114,7 @@ static struct gpu *map_gpu(void)
 		file = -1;
 	}
 	if (file >= 0) {
-		flock(file, LOCK_UN); /* closing would not do: the mapping keeps the open file, and the lock with it */
+		flock(file, LOCK_UN); /* closing is not enough: the mapping holds the file open */
 		close(file);
 	}
 	return mapped == MAP_FAILED ? NULL : mapped;

@@ -144,7 +144,7 @@ static ncclResult_t leave(ncclComm_t comm, bool abort)
 	return OK;
 }
 
-API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return comm ? OK : INVALID_ARGUMENT; }
+API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return comm && find_driver() ? OK : INVALID_ARGUMENT; }
 API ncclResult_t ncclCommDestroy(ncclComm_t comm) { return leave(comm, false); }
 API ncclResult_t ncclCommAbort(ncclComm_t comm) { return leave(comm, true); }
 
