@@ -74,6 +74,10 @@ def _build_all(folder: Path) -> None:
                 "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN/../lib", "-lpthread", "-ldl", "-lm",
             )  # fmt: skip
 
+    # These find the driver themselves, by dlopen.
+    for source in sorted((SOURCES / "programs" / "loaders").glob("*.c")):
+        _compile(programs / source.stem, *_PROGRAM, source, "-lpthread", "-ldl")
+
 
 def _build_bare(folder: Path) -> None:
     library = ["-O0", "-fPIC", "-shared", "-fno-omit-frame-pointer", *_WITHOUT_ENDBR, "-Wl,-soname,libcuda.so.1"]

@@ -1,6 +1,6 @@
 """Drive the `caller` program: exactly these calls, in this process and thread, now.
 
-For tests that compare what was seen with what was made. `Caller.do` sends one command of programs/caller.c and gives
+For tests that compare what was seen with what was made. `Caller.do` sends one command of programs/loaders/caller.c and gives
 its answer; nothing happens between commands.
 """
 
@@ -20,10 +20,10 @@ class Caller:
     """A running caller. `load`: whether it opens libcuda at once, or only at the command `load`."""
 
     def __init__(self, gpu: Path, load: bool = True, libraries: Path | None = None, env: dict[str, str] | None = None) -> None:
-        folder = build()
-        environment = {**os.environ, "GPUTAIL_SIM_GPU": str(gpu), "LD_LIBRARY_PATH": str(libraries or folder), **(env or {})}
+        built = build()
+        environment = {**os.environ, "GPUTAIL_SIM_GPU": str(gpu), "LD_LIBRARY_PATH": str(libraries or built.libraries), **(env or {})}
         self.process = subprocess.Popen(
-            [folder / "caller"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+            [built.programs["caller"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
         )
         self.pid = self.process.pid
         self._answer()

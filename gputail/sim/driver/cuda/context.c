@@ -19,6 +19,7 @@ static __thread int depth;
 
 CUresult check_context(void)
 {
+	run_hook();
 	return gpu ? SUCCESS : NOT_INITIALIZED;
 }
 

@@ -96,6 +96,9 @@ CUresult find_stream(CUstream *stream, bool per_thread);
 CUresult open_stream(CUstream stream, unsigned int flags);
 void close_stream(CUstream stream);
 
+/* hook.c */
+void run_hook(void);
+
 /* context.c */
 CUresult check_context(void);
 

@@ -76,6 +76,7 @@ static CUresult find_thread_stream(CUstream *stream)
 /* Replace a handle that stands for a default stream by the stream. */
 CUresult find_stream(CUstream *stream, bool per_thread)
 {
+	run_hook();
 	if (!gpu)
 		return NOT_INITIALIZED;
 	if (*stream == STREAM_PER_THREAD || (!*stream && per_thread))

@@ -10,7 +10,7 @@
  *   nest N NS OUTER ARG... / INNER ARG...   N calls of OUTER, each computing for NS and then calling INNER inside
  *   longjmp SYMBOL N ARG...            N calls, each left by longjmp before it returns
  *   threadexit T SYMBOL ARG...         T threads, each ending inside its call
- *   hold STREAM / release              a thread waits in cuStreamSynchronize for work that ends at `release`
+ *   hold SYMBOL 1 ARG... / release     a thread stays inside a call until `release`
  *   new NAME HEX | get NAME            set or read a variable
  *   quit
  *
@@ -410,7 +410,7 @@ static void (*on_next_call)(void (*)(void *), void *);
 
 static bool find_hook(void)
 {
-	*(void **)&on_next_call = find("gputailSimOnNextCall");
+	*(void **)&on_next_call = find("gputail_sim_on_next_call");
 	return on_next_call != NULL;
 }
 
@@ -529,46 +529,51 @@ static pthread_t holder;
 static struct task held;
 static struct request held_request;
 static bool holding;
+static int release_pipe[2], entered_pipe[2];
+
+/* Inside the held call: until `release`. */
+static void wait_inside(void *unused)
+{
+	char byte = 0;
+
+	(void)unused;
+	if (write(entered_pipe[1], &byte, 1) == 1 && read(release_pipe[0], &byte, 1) == 1)
+		return;
+	problem = "the held call was not released";
+}
 
 static void *hold_thread(void *data)
 {
 	struct task *task = data;
 
-	__atomic_store_n(&task->outcome.tid, syscall(SYS_gettid), __ATOMIC_RELEASE);
+	on_next_call(wait_inside, NULL);
 	task->outcome = make_calls(task->request);
 	return NULL;
 }
 
 static void do_hold(char **tokens)
 {
-	int (*hold)(void *);
-	word stream = tokens[0] ? number(tokens[0]) : 0;
+	char byte;
 
-	*(void **)&hold = find("gputailSimHold");
-	if (problem || holding || hold((void *)stream)) {
-		problem = problem ? problem : "cannot hold the stream";
+	if (!read_repeated(&held_request, tokens) || !find_hook())
+		return;
+	if (holding || pipe(release_pipe) || pipe(entered_pipe)) {
+		problem = "a call is held already";
 		return;
 	}
-	held_request = (struct request){.symbol = "cuStreamSynchronize", .args = {stream}, .count = 1, .times = 1};
-	*(void **)&held_request.function = find("cuStreamSynchronize");
+	held_request.symbol = strdup(held_request.symbol); /* the command line that it points into is read over */
 	held = (struct task){.request = &held_request};
-	holding = !pthread_create(&holder, NULL, hold_thread, &held);
-	while (!__atomic_load_n(&held.outcome.tid, __ATOMIC_ACQUIRE))
-		usleep(100);
-	printf("{\"pid\": %d, \"tid\": %d}\n", getpid(), held.outcome.tid);
+	holding = !pthread_create(&holder, NULL, hold_thread, &held) && read(entered_pipe[0], &byte, 1) == 1;
+	printf("{\"pid\": %d}\n", getpid());
 }
 
 static void do_release(char **tokens)
 {
-	int (*release)(void);
-
 	(void)tokens;
-	*(void **)&release = find("gputailSimRelease");
-	if (problem || !holding) {
+	if (!holding || write(release_pipe[1], "", 1) != 1) {
 		problem = problem ? problem : "nothing is held";
 		return;
 	}
-	release();
 	pthread_join(holder, NULL);
 	holding = false;
 	print_answer(&held_request, &held.outcome, 1);
