@@ -1,7 +1,8 @@
-#!/usr/bin/env python3
 """Speed of the analysis: wire bytes to requests, histograms, outliers and verdicts, in events a second on one core.
 
-Called by `scripts/bench decode [--json] [--rows N] [TRACE ...]`. Recorded traces are repeated, shifted in time, until
+usage: scripts/bench decode [--json] [--rows N] [TRACE ...]
+
+Recorded traces are repeated, shifted in time, until
 there are enough rows, and handed on in drains of 50,000 rows. Without a trace, the ones in tests/data are used.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gputail import events, traces  # noqa: E402
