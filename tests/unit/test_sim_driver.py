@@ -162,7 +162,7 @@ def offsets(library: Path, wanted: set[str]) -> dict[str, int]:
     """Where in the file each of the symbols that it exports begins."""
     with library.open("rb") as file:
         sites = read_symbols(file, frozenset(wanted)).sites
-    return {symbol: offset for offset, symbols in sites.items() for symbol in symbols}
+    return {symbol: offset for offset, site in sites.items() for symbol in site.symbols}
 
 
 CASES = [(CUDA, "libcuda.so.1", bytes.fromhex("554889e5")), (NCCL, "libnccl.so.2", bytes.fromhex("f30f1efa554889e5"))]
