@@ -76,7 +76,7 @@ def _build_all(folder: Path) -> None:
 
     # These find the driver themselves, by dlopen.
     for source in sorted((SOURCES / "programs" / "loaders").glob("*.c")):
-        _compile(programs / source.stem, *_PROGRAM, source, "-lpthread", "-ldl")
+        _compile(programs / source.stem, *_PROGRAM, source, "-Wl,-rpath,$ORIGIN/../lib", "-lpthread", "-ldl")
 
 
 def _build_bare(folder: Path) -> None:

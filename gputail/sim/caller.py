@@ -58,10 +58,16 @@ class Caller:
         value: int = self.do("get", name)["value"]
         return value
 
+    def start_gpu(self) -> None:
+        """Initialize the driver and make the primary context, $context, current: three calls."""
+        self.do("call", "cuInit", 1, 0)
+        self.do("call", "cuDevicePrimaryCtxRetain", 1, "&context", 0)
+        self.do("call", "cuCtxSetCurrent", 1, "$context")
+
     def kernel(self, name: str, variable: str = "f") -> int:
-        """A CUfunction of that name, left in $variable too (two calls: a module load and a lookup)."""
+        """A CUfunction of that name, left in $variable too: a lookup, and a module load before the first."""
         if not self.get("module"):
-            self.do("call", "cuModuleLoadData", 1, "&module", "'SIMCUBIN")
+            self.do("call", "cuModuleLoadData", 1, "&module", "'an-image")
         self.do("call", "cuModuleGetFunction", 1, f"&{variable}", "$module", f"'{name}")
         return self.get(variable)
 

@@ -96,7 +96,7 @@ static void *find(const char *symbol)
 
 static word number(const char *text)
 {
-	return *text == '$' ? *variable(text + 1) : (word)strtoll(text, NULL, 0) | (*text == '-' ? 0 : strtoull(text, NULL, 0));
+	return *text == '$' ? *variable(text + 1) : strtoull(text, NULL, 0);
 }
 
 /* "1,2,$f": the numbers, how many at most `room`. */
@@ -537,6 +537,7 @@ static void wait_inside(void *unused)
 	char byte = 0;
 
 	(void)unused;
+	held.outcome.tid = syscall(SYS_gettid);
 	if (write(entered_pipe[1], &byte, 1) == 1 && read(release_pipe[0], &byte, 1) == 1)
 		return;
 	problem = "the held call was not released";
@@ -564,7 +565,7 @@ static void do_hold(char **tokens)
 	held_request.symbol = strdup(held_request.symbol); /* the command line that it points into is read over */
 	held = (struct task){.request = &held_request};
 	holding = !pthread_create(&holder, NULL, hold_thread, &held) && read(entered_pipe[0], &byte, 1) == 1;
-	printf("{\"pid\": %d}\n", getpid());
+	printf("{\"pid\": %d, \"tid\": %d}\n", getpid(), held.outcome.tid);
 }
 
 static void do_release(char **tokens)

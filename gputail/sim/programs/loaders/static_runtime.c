@@ -25,6 +25,9 @@ static struct {
 	uint64_t flags;
 	void *module;
 	CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+	CUresult (*init)(unsigned);
+	CUresult (*retain)(void **, int);
+	CUresult (*use)(void *);
 	CUresult (*load)(void **, const void *, int *, void **, unsigned, int *, void **, unsigned);
 	CUresult (*kernel)(void **, void *, const char *);
 	CUresult (*synchronize)(void *);
@@ -41,9 +44,18 @@ static void *entry_point(const char *name)
 	return address;
 }
 
+static void must(CUresult result, const char *what)
+{
+	if (result) {
+		fprintf(stderr, "static_runtime: %s failed with %d\n", what, result);
+		exit(1);
+	}
+}
+
 static void runtime_start(void)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	static const char image[16] = "\177ELF";
+	void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;
 
 	if (!library) {
 		fprintf(stderr, "static_runtime: %s\n", dlerror());
@@ -54,7 +66,13 @@ static void runtime_start(void)
 	*(void **)&runtime.load = entry_point("cuLibraryLoadData");
 	*(void **)&runtime.kernel = entry_point("cuLibraryGetKernel");
 	*(void **)&runtime.synchronize = entry_point("cuStreamSynchronize");
-	runtime.load(&runtime.module, "SIMCUBIN\0\0\0\0\0\0\0\0", NULL, NULL, 0, NULL, NULL, 0);
+	*(void **)&runtime.init = entry_point("cuInit");
+	*(void **)&runtime.retain = entry_point("cuDevicePrimaryCtxRetain");
+	*(void **)&runtime.use = entry_point("cuCtxSetCurrent");
+	must(runtime.init(0), "cuInit");
+	must(runtime.retain(&context, 0), "cuDevicePrimaryCtxRetain");
+	must(runtime.use(context), "cuCtxSetCurrent");
+	must(runtime.load(&runtime.module, image, NULL, NULL, 0, NULL, NULL, 0), "cuLibraryLoadData");
 }
 
 static CUresult launch_named(const char *name, unsigned blocks, unsigned threads, void *stream)
