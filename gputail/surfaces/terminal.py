@@ -133,7 +133,7 @@ def _most(record: RequestRecord) -> tuple[str, str]:
     culprit = [f"pid {first.culprit_pid}"] if first.culprit_pid is not None else []
     if first.culprit:
         culprit.append(first.culprit)
-    return duration(first.ns), clean(", ".join(culprit) or "-", 34)
+    return duration(first.ns), clean(", ".join(culprit) or "-", 30)
 
 
 def losses(lost: Mapping[str, int]) -> str:

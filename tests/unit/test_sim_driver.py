@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
@@ -22,7 +22,7 @@ from gputail.sim import build as sim_build
 from gputail.sim.build import Built, build, build_bare
 
 MS = 1_000_000
-NOT_INITIALIZED, OUT_OF_MEMORY, NOT_READY = 3, 2, 600
+INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NOT_READY = 1, 2, 3, 600
 
 PRELUDE = """
 import ctypes, os, sys, threading, time
@@ -388,3 +388,231 @@ ok(cuda.cuStreamSynchronize(s))
     ops = gpu.ops()
     assert len(ops) == 1025
     assert ops[1023].queued_ns < ops[0].end_ns <= ops[1024].queued_ns
+
+
+def test_pinned_copies_go_at_the_buss_speed_and_pageable_ones_at_the_staging_buffers(gpu):
+    gpu.run("""
+device, host, buffer = allocate(64 * MB), pinned(64 * MB), ctypes.create_string_buffer(8 * MB)
+ok(cuda.cuMemcpyHtoD_v2(device, host, c_size_t(8_000_000)))
+ok(cuda.cuMemcpyHtoD_v2(device, buffer, c_size_t(8_000_000)))
+ok(cuda.cuMemcpyDtoH_v2(host, device, c_size_t(8_000_000)))
+ok(cuda.cuMemcpyDtoH_v2(buffer, device, c_size_t(8_000_000)))
+ok(cuda.cuMemHostRegister_v2(buffer, c_size_t(8_000_000), 0))
+ok(cuda.cuMemcpyDtoH_v2(buffer, device, c_size_t(8_000_000)))
+ok(cuda.cuCtxSynchronize())
+""")
+    times_ns = [[op.end_ns - op.start_ns for op in gpu.ops(kind)] for kind in ("HtoD", "DtoH")]
+    assert times_ns == [[320_000, 1_000_000], [320_000, 1_000_000, 320_000]]
+
+
+def test_copies_of_one_direction_share_the_bus_and_those_of_the_other_do_not(gpu):
+    gpu.run("""
+device, host, streams = allocate(64 * MB), pinned(64 * MB), [stream() for _ in range(3)]
+ready = event()
+kernel(20 * MS, streams[0])
+ok(cuda.cuEventRecord(ready, streams[0]))
+for s in streams:
+    ok(cuda.cuStreamWaitEvent(s, ready, 0))
+for s in streams[:2]:
+    ok(cuda.cuMemcpyHtoDAsync_v2(device, host, c_size_t(25_000_000), s))
+ok(cuda.cuMemcpyDtoHAsync_v2(host, device, c_size_t(25_000_000), streams[2]))
+ok(cuda.cuCtxSynchronize())
+""")
+    ready_ns = gpu.ops()[0].end_ns
+    spans = [[(op.start_ns - ready_ns, op.end_ns - ready_ns) for op in gpu.ops(kind)] for kind in ("HtoD", "DtoH")]
+    assert spans == [[(0, 2 * MS), (0, 2 * MS)], [(0, 1 * MS)]]
+
+
+def test_only_pageable_copies_block_the_caller_and_small_ones_to_the_device_do_not(gpu):
+    lines = gpu.run("""
+device, host, buffer, s = allocate(64 * MB), pinned(MB), ctypes.create_string_buffer(MB), stream()
+def copy(name, *arguments):
+    kernel(40 * MS, s)
+    ok(getattr(cuda, name)(*arguments, s))
+    print(name, cuda.cuStreamQuery(s))
+    ok(cuda.cuStreamSynchronize(s))
+copy("cuMemcpyHtoDAsync_v2", device, host, c_size_t(MB))
+copy("cuMemcpyDtoHAsync_v2", host, device, c_size_t(MB))
+copy("cuMemcpyHtoDAsync_v2", device, buffer, c_size_t(65536))
+copy("cuMemcpyDtoHAsync_v2", buffer, device, c_size_t(65536))
+kernel(40 * MS, s)
+ok(cuda.cuMemcpyHtoDAsync_v2(device, buffer, c_size_t(MB), s))
+print(now())
+""")
+    assert lines[:4] == [
+        f"cuMemcpyHtoDAsync_v2 {NOT_READY}", f"cuMemcpyDtoHAsync_v2 {NOT_READY}", f"cuMemcpyHtoDAsync_v2 {NOT_READY}",
+        "cuMemcpyDtoHAsync_v2 0",
+    ]  # fmt: skip
+    assert int(lines[4]) >= gpu.ops()[-1].end_ns  # the last copy had to wait for a buffer
+
+
+def test_copies_within_the_device_and_memsets_run_as_kernels(gpu):
+    gpu.run("""
+device, s = allocate(64 * MB), stream()
+kernel(20 * MS, stream())
+ok(cuda.cuMemcpyDtoDAsync_v2(device, device, c_size_t(32_000_000), s))
+ok(cuda.cuMemsetD32Async(device, 0, c_size_t(8_000_000), s))
+ok(cuda.cuCtxSynchronize())
+""")
+    kernel, copy, memset = gpu.ops()[0], gpu.ops("DtoD")[0], gpu.ops("memset")[0]
+    assert (copy.start_ns, memset.start_ns) == (kernel.end_ns, copy.end_ns)
+    assert [op.end_ns - op.start_ns for op in (copy, memset)] == [17_000, 17_000]
+
+
+def test_events_order_streams_and_tell_the_time_between_them(gpu):
+    lines = gpu.run("""
+a, b, start, end = stream(), stream(), event(), event()
+print(cuda.cuEventQuery(start))
+ok(cuda.cuEventRecord(start, a))
+kernel(20 * MS, a, share=0.2)
+ok(cuda.cuEventRecordWithFlags(end, a, 0))
+ok(cuda.cuStreamWaitEvent(b, end, 0))
+kernel(1 * MS, b, share=0.2)
+print(cuda.cuEventQuery(end))
+ok(cuda.cuEventSynchronize(end))
+print(cuda.cuEventQuery(end))
+elapsed = ctypes.c_float()
+ok(cuda.cuEventElapsedTime(byref(elapsed), start, end))
+print(elapsed.value >= 20)
+ok(cuda.cuCtxSynchronize())
+""")
+    first, second = gpu.ops()
+    assert second.start_ns == first.end_ns
+    assert lines == ["0", str(NOT_READY), "0", "True"]
+
+
+def test_a_recorded_graph_runs_only_when_launched_and_takes_the_sum_of_its_nodes(gpu):
+    gpu.run("""
+s, side, fork, join = stream(), stream(), event(), event()
+graph, executable = c_void_p(), c_void_p()
+ok(cuda.cuStreamBeginCapture_v2(s, 0))
+kernel(2 * MS, s)
+ok(cuda.cuEventRecord(fork, s))
+ok(cuda.cuStreamWaitEvent(side, fork, 0))
+kernel(3 * MS, side)
+ok(cuda.cuEventRecord(join, side))
+ok(cuda.cuStreamWaitEvent(s, join, 0))
+ok(cuda.cuStreamEndCapture(s, byref(graph)))
+ok(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0)))
+for _ in range(2):
+    ok(cuda.cuGraphLaunch(executable, s))
+kernel(1 * MS, side)
+ok(cuda.cuCtxSynchronize())
+""")
+    assert [op.end_ns - op.start_ns for op in gpu.ops("graph")] == [5 * MS, 5 * MS]
+    assert len(gpu.ops()) == 1
+
+
+def test_a_graph_of_kernel_nodes_takes_the_sum_of_its_nodes(gpu):
+    gpu.run("""
+class Node(ctypes.Structure):
+    _fields_ = [("function", c_void_p), ("shape", ctypes.c_uint * 7), ("params", c_void_p), ("extra", c_void_p)]
+graph, executable, node = c_void_p(), c_void_p(), c_void_p()
+ok(cuda.cuGraphCreate(byref(graph), 0))
+for ns in (2 * MS, 4 * MS):
+    cost = c_uint64(ns)
+    params = (c_void_p * 1)(ctypes.addressof(cost))
+    about = Node(function, (ctypes.c_uint * 7)(1, 1, 1, 32, 1, 1, 0), ctypes.addressof(params))
+    ok(cuda.cuGraphAddKernelNode_v2(byref(node), graph, None, c_size_t(0), byref(about)))
+ok(cuda.cuGraphInstantiate_v2(byref(executable), graph, None, None, c_size_t(0)))
+ok(cuda.cuGraphLaunch(executable, None))
+ok(cuda.cuCtxSynchronize())
+""")
+    assert [op.end_ns - op.start_ns for op in gpu.ops("graph")] == [6 * MS]
+
+
+def test_memory_runs_out_and_is_freed_only_once(gpu):
+    lines = gpu.run("""
+address, small = c_uint64(), allocate(MB)
+print(cuda.cuMemAlloc_v2(byref(address), c_size_t(80 << 30)))
+print(cuda.cuMemFree_v2(small), cuda.cuMemFree_v2(small))
+""")
+    assert lines == [str(OUT_OF_MEMORY), f"0 {INVALID_VALUE}"]
+
+
+def test_a_function_has_one_handle_by_name_and_carries_the_name_at_offset_8(gpu):
+    lines = gpu.run("""
+library, again, other = c_void_p(), c_void_p(), c_void_p()
+ok(cuda.cuLibraryLoadData(byref(library), b"image", None, None, 0, None, None, 0))
+handles = [c_void_p() for _ in range(3)]
+for handle, name in zip(handles, (b"_Z1av", b"_Z1av", b"_Z1bv")):
+    ok(cuda.cuLibraryGetKernel(byref(handle), library, name))
+print(handles[0].value == handles[1].value, handles[0].value == handles[2].value)
+print(ctypes.c_char_p.from_address(handles[2].value + 8).value.decode())
+""")
+    assert lines == ["True False", "_Z1bv"]
+
+
+RANK = """
+init()
+nccl, comm, unique = load_nccl(), c_void_p(), UniqueId.from_buffer_copy(b"{id}".ljust(128, b"x"))
+ok(nccl.ncclCommInitRank(byref(comm), 2, unique, {rank}))
+s = stream()
+{body}
+ok(cuda.cuStreamSynchronize(s))
+ok(nccl.ncclCommDestroy(comm))
+"""
+
+
+def run_ranks(gpu: Gpu, *bodies: str) -> list[int]:
+    """Run both ranks of a communicator to their end; their pids."""
+    programs = [gpu.start(RANK.format(id="ranks", rank=rank, body=body)) for rank, body in enumerate(bodies)]
+    for program in programs:
+        gpu.finish(program)
+    return [program.pid for program in programs]
+
+
+def test_a_collective_waits_for_the_late_rank(gpu):
+    reduce = "ok(nccl.ncclAllReduce(None, None, 250_000, 7, 0, comm, s))\n"
+    _, late = run_ranks(gpu, reduce, "kernel(40 * MS, s)\n" + reduce)
+    first, second = gpu.ops("collective")
+    (kernel,) = gpu.ops()
+    assert kernel.pid == late
+    assert first.start_ns == second.start_ns >= kernel.end_ns
+    # 250,000 floats at 100 GB/s and the 20 us of a start
+    assert [op.end_ns - op.start_ns for op in (first, second)] == [30_000, 30_000]
+
+
+def test_collectives_match_in_the_order_of_calling(gpu):
+    run_ranks(gpu, *["for count in (25_000, 50_000, 75_000):\n    ok(nccl.ncclAllReduce(None, None, count, 7, 0, comm, s))\n"] * 2)
+    times_ns: dict[int, list[int]] = {}
+    for op in gpu.ops("collective"):
+        times_ns.setdefault(op.pid, []).append(op.end_ns - op.start_ns)
+    assert list(times_ns.values()) == [[21_000, 22_000, 23_000]] * 2
+
+
+def test_sends_and_receives_of_a_group_do_not_wait_for_each_other_in_turn(gpu):
+    exchange = """
+ok(nccl.ncclGroupStart())
+ok(nccl.ncclSend(None, 1000, 0, {peer}, comm, s))
+ok(nccl.ncclRecv(None, 1000, 0, {peer}, comm, s))
+ok(nccl.ncclGroupEnd())
+"""
+    run_ranks(gpu, exchange.format(peer=1), exchange.format(peer=0))
+    assert (len(gpu.ops("send")), len(gpu.ops("recv"))) == (2, 2)
+
+
+def test_an_aborted_communicator_lets_its_work_end(gpu):
+    abort = """
+ok(nccl.ncclAllReduce(None, None, 1, 7, 0, comm, s))
+ok(nccl.ncclCommAbort(comm))
+ok(cuda.cuStreamSynchronize(s))
+os._exit(0)
+"""
+    run_ranks(gpu, abort, "os._exit(0)")
+    assert len(gpu.ops("collective")) == 1
+
+
+def test_a_split_communicator_holds_the_ranks_of_one_colour(gpu):
+    split = """
+part, rank = c_void_p(), c_int()
+ok(nccl.ncclCommSplit(comm, 0, {key}, byref(part), None))
+ok(nccl.ncclCommUserRank(part, byref(rank)))
+assert rank.value == {rank}
+ok(nccl.ncclAllReduce(None, None, 1, 7, 0, part, s))
+alone = c_void_p()
+ok(nccl.ncclCommSplit(comm, {key}, 0, byref(alone), None))
+ok(nccl.ncclAllReduce(None, None, 1, 7, 0, alone, s))
+"""
+    run_ranks(gpu, split.format(key=7, rank=1), split.format(key=5, rank=0))
+    assert len(gpu.ops("collective")) == 4
