@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from gputail.errors import GputailError
 from gputail.probes import syscalls
@@ -30,5 +31,5 @@ class HostProbes:
                 ) from error
 
     def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        descriptors, self._descriptors = self._descriptors, []
+        syscalls.all_at_once([partial(os.close, fd) for fd in descriptors])

@@ -21,6 +21,7 @@ from gputail.discovery.libraries import Identity, Library
 from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
+from gputail.probes import syscalls
 from gputail.probes.host import HostProbes
 from gputail.probes.links import Links, Site, make_attacher, probe_offset
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
@@ -112,21 +113,19 @@ class Tracer:
 
     def finish(self) -> Batch:
         """Take the probes off and hand on all that was recorded until then."""
-        for attached in self._attached.values():
-            attached.links.close()
-        self._attached.clear()
-        self._host.close()
+        self._detach()
         return self._batch(last=True)
 
     def close(self) -> None:
-        self._host.close()
-        for attached in self._attached.values():
-            attached.links.close()
-        self._attached.clear()
+        self._detach()
         self._calls.close()
         self._names.close()
         self._scanner.close()
         self._kernel.close()
+
+    def _detach(self) -> None:
+        syscalls.all_at_once([*(attached.links.close for attached in self._attached.values()), self._host.close])
+        self._attached.clear()
 
     def health(self) -> TracerHealth:
         return TracerHealth(

@@ -1,9 +1,11 @@
-"""gputail beside PyTorch on a real GPU: requests that it cut against those that the program itself logged.
+"""gputail beside PyTorch on a real GPU, against what the programs logged of themselves.
 
-Each victim of tests/gpu/victim.py runs while `gputail run --jsonl` watches; with --aggressor a second process multiplies
-matrices in bursts, and the verdicts on the requests it hit are counted. PyTorch must be importable by `python3`.
+For each label a victim of tests/gpu/victim.py, and what disturbs it, run while `gputail run --jsonl` watches the whole
+node. Printed are the requests seen as exactly one record, the slow ones flagged, named by the right cause and with the
+right culprit, and clean ones blamed. With --record the events are kept as well (`gputail record`, then a replay), to be
+judged again anywhere with --judge. PyTorch must be importable by `python3`.
 
-usage: scripts/bench gpu [--json] [--seconds S] [--modes eager,gpu,graph,events] [--out DIR]
+usage: scripts/bench gpu [--json] [--seconds S] [--labels none,gpu,graph,...] [--record DIR | --judge DIR]
 """
 
 from __future__ import annotations
@@ -15,28 +17,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from gputail.sim.judge import Judgement, judge
+from gputail.sim.scenario import LABELS, Truth
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-SLACK_NS = 1000
-SLOW = 1.25  # a hit request counts as slow when it took this many times the clean median
-
-
-@dataclass
-class Result:
-    mode: str
-    requests: int  # logged by the program while it was watched
-    records: int  # requests that gputail cut of its main thread in that time
-    one_to_one: int
-    incomplete: int
-    lost: str
-    median_ms: float
-    slow: int | None = None
-    named: int | None = None  # of the slow ones: foreign_kernel first, and the aggressor's pid
-    blamed_clean: int | None = None  # clean requests with foreign_kernel as their cause
+# As the simulated ones, and a CPU-bound victim that another tenant's kernels hardly hurt.
+GPU_LABELS = {**LABELS, "none+xgemm": ("cpu", "none", "xgemm"), "async+xgemm": ("async", "none", "xgemm")}
+DEFAULT = "none,gpu,graph,async,gpu+xgemm,graph+xgemm"
+VICTIM_CPU, OTHER_CPU = 2, 4
 
 
 def plain_environment() -> dict[str, str]:
@@ -44,100 +39,130 @@ def plain_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "PYTHONPATH")}
 
 
-def start(module: str, *arguments: str) -> subprocess.Popen:
-    """A PyTorch program, warmed up."""
-    process = subprocess.Popen(["python3", "-m", module, *arguments], cwd=ROOT, env=plain_environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    if process.stdout.readline().strip() != "ready":
-        raise SystemExit(f"{module} did not start: status {process.wait()}")
-    return process
+class Programs:
+    """The victim and the aggressor of a label: started at once, warmed up when `wait_until_ready` returns, held until `go`."""
+
+    def __init__(self, label: str, seconds: float, folder: Path) -> None:
+        kind, fault, aggressor = GPU_LABELS[label]
+        self.label, self.folder = label, folder
+        common = ("--seconds", str(seconds))
+        victim = ("--kind", kind, "--fault", fault, "--cpu", str(VICTIM_CPU), "--truth", str(folder / f"{label}-victim.npz"))
+        self._processes = [self._start("tests.gpu.victim", *victim, *common)]
+        if aggressor:
+            cpu = VICTIM_CPU if aggressor == "cpuhog" else OTHER_CPU
+            other = ("--kind", aggressor, "--cpu", str(cpu), "--truth", str(folder / f"{label}-aggressor.npz"))
+            self._processes.append(self._start("tests.gpu.aggressor", *other, *common))
+
+    @staticmethod
+    def _start(module: str, *arguments: str) -> subprocess.Popen:
+        command = ["python3", "-m", module, *arguments]
+        return subprocess.Popen(command, cwd=ROOT, env=plain_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def wait_until_ready(self) -> None:
+        for process in self._processes:
+            assert process.stdout
+            if process.stdout.readline().strip() != "ready":
+                raise SystemExit(f"a program of {self.label!r} did not start: status {process.wait()}")
+
+    def run(self) -> None:
+        for process in self._processes:
+            assert process.stdin
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in self._processes:
+            if process.wait():
+                raise SystemExit(f"a program of {self.label!r} failed with status {process.returncode}")
+
+    def stop(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
 
 
-def watch(mode: str, seconds: float, folder: Path, with_aggressor: bool) -> Result:
-    records_file, truth_file, burst_file = folder / f"{mode}.jsonl", folder / f"{mode}.npz", folder / f"{mode}-bursts.npz"
-    records_file.unlink(missing_ok=True)
-    aggressor = start("tests.gpu.aggressor", "--seconds", str(seconds), "--truth", str(burst_file)) if with_aggressor else None
-    victim = start("tests.gpu.victim", "--mode", mode, "--seconds", str(seconds), "--truth", str(truth_file))
-    with (folder / f"{mode}.log").open("w+") as log:
-        tracer = subprocess.Popen(
-            [sys.executable, "-m", "gputail", "run", "--jsonl", str(records_file), "--listen", "off"], cwd=ROOT, stderr=log
-        )
-        for program in (victim, aggressor):
-            if program:
-                program.wait()
-        tracer.send_signal(signal.SIGTERM)
-        if tracer.wait():
-            log.seek(0)
-            raise SystemExit(f"gputail ended with {tracer.returncode}: {log.read()[-500:]}")
-        log.seek(0)
-        lost = " ".join(line.split("lost: ")[1].strip() for line in log.read().splitlines() if "lost: " in line)
-    return compare(mode, truth_file, burst_file if with_aggressor else None, records_file, lost)
+@contextmanager
+def gputail(folder: Path, label: str, verb: Sequence[str]) -> Iterator[None]:
+    """`gputail VERB` on the whole node, tracing while this is entered; its messages are kept in LABEL.log."""
+    process = subprocess.Popen([sys.executable, "-m", "gputail", *verb], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    said = process.stderr.readline()
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said += process.communicate()[1]
+        (folder / f"{label}.log").write_text(said)
+    if process.returncode:
+        raise SystemExit(f"gputail {verb[0]} ended with status {process.returncode}: {said[-500:]}")
 
 
-def compare(mode: str, truth_file: Path, burst_file: Path | None, records_file: Path, lost: str) -> Result:
-    truth = np.load(truth_file)
-    pid, logged = int(truth["pid"]), truth["requests"]
+def truth_of(folder: Path, label: str) -> Truth:
+    """What the programs of a label logged."""
+    victim = np.load(folder / f"{label}-victim.npz")
+    aggressor_file = folder / f"{label}-aggressor.npz"
+    aggressor = np.load(aggressor_file) if aggressor_file.exists() else {"pid": 0, "bursts": np.zeros((0, 2), np.int64)}
+    return Truth(label, int(victim["pid"]), int(aggressor["pid"]), victim["requests"], victim["faults"], aggressor["bursts"])
+
+
+def judged(folder: Path, label: str) -> tuple[Judgement, str]:
+    """The judgement of a label's records, or of its recording's replay; and what was lost, in gputail's words."""
+    records_file, recording = folder / f"{label}.jsonl", folder / f"{label}.gpt"
+    if recording.exists():
+        replay = [sys.executable, "-m", "gputail", "replay", str(recording), "--jsonl", str(records_file)]
+        subprocess.run(replay, cwd=ROOT, check=True)
     records = [json.loads(line) for line in records_file.read_text().splitlines()]
-    mine = sorted((r for r in records if r["tid"] == pid), key=lambda r: r["start_ns"])
-    starts, ends = (np.array([r[key] for r in mine], np.int64) for key in ("start_ns", "end_ns"))
-    # Watching began in the middle of the program, at the latest with the first record that was cut.
-    watched = logged[logged[:, 0] >= (starts[0] if len(starts) else 0) - SLACK_NS]
-    result = Result(
-        mode=mode,
-        requests=len(watched),
-        records=len(mine),
-        one_to_one=0,
-        incomplete=sum(r["incomplete"] for r in mine),
-        lost=lost or "nothing",
-        median_ms=float(np.median(logged[:, 1] - logged[:, 0])) / 1e6,
-    )
-    bursts = np.load(burst_file) if burst_file else None
-    if bursts is not None:
-        result.slow = result.named = result.blamed_clean = 0
-    hit = np.zeros(len(watched), bool)
-    for begin, end in bursts["bursts"] if bursts is not None else ():
-        hit |= (watched[:, 0] < end) & (watched[:, 1] > begin)
-    took = watched[:, 1] - watched[:, 0]
-    usual = np.median(took[~hit])
-    for (begin, end), is_hit, duration in zip(watched, hit, took, strict=True):
-        inside = mine[np.searchsorted(ends, begin) : np.searchsorted(starts, end)]
-        result.one_to_one += len(inside) == 1 and inside[0]["start_ns"] >= begin - SLACK_NS and inside[0]["end_ns"] <= end + SLACK_NS
-        if bursts is None:
-            continue
-        verdicts = [r for r in inside if r["outlier"] and r["cause"] == "foreign_kernel"]
-        if is_hit and duration > SLOW * usual:
-            result.slow += 1
-            result.named += any(c["culprit_pid"] == int(bursts["pid"]) for r in verdicts for c in r["contributions"])
-        elif not is_hit:
-            result.blamed_clean += bool(verdicts)
-    return result
+    log = (folder / f"{label}.log").read_text()
+    lost = " ".join(line.split("lost: ")[1].strip() for line in log.splitlines() if "lost: " in line)
+    return judge(records, truth_of(folder, label)), lost or "?"
+
+
+def watch(labels: Sequence[str], seconds: float, folder: Path, keep_events: bool) -> None:
+    """Run the labels one after another; all programs are warmed up before the first, so that none disturbs another."""
+    programs = [Programs(label, seconds, folder) for label in labels]
+    try:
+        for each in programs:
+            each.wait_until_ready()
+        for each in programs:
+            jsonl = folder / f"{each.label}.jsonl"
+            jsonl.unlink(missing_ok=True)
+            record = ("record", "-o", str(folder / f"{each.label}.gpt"))
+            with gputail(folder, each.label, record if keep_events else ("run", "--jsonl", str(jsonl), "--listen", "off")):
+                each.run()
+    finally:
+        for each in programs:
+            each.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per label")
     parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--modes", default="eager,gpu,graph,events")
-    parser.add_argument("--aggressor", default="gpu,graph", help="modes to run once more beside another tenant's bursts")
-    parser.add_argument("--out", type=Path, help="keep the records and truths there")
+    parser.add_argument("--labels", default=DEFAULT, help=f"of {', '.join(GPU_LABELS)}; default {DEFAULT}")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep the events and truths there")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="judge what --record kept, running nothing")
     options = parser.parse_args()
+    labels = [label for label in options.labels.split(",") if label]
+    if unknown := set(labels) - set(GPU_LABELS):
+        parser.error(f"no such label: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.out or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        results = [watch(mode, options.seconds, folder, with_aggressor=False) for mode in filter(None, options.modes.split(","))]
-        results += [watch(mode, options.seconds, folder, with_aggressor=True) for mode in filter(None, options.aggressor.split(","))]
+        folder = (options.judge or options.record or Path(temporary)).resolve()
+        if options.judge:
+            labels = sorted(path.name.removesuffix("-victim.npz") for path in folder.glob("*-victim.npz"))
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            watch(labels, options.seconds, folder, keep_events=options.record is not None)
+        results = [judged(folder, label) for label in labels]
     if options.json:
-        print(json.dumps([asdict(result) for result in results]))
+        for result, lost in results:
+            print(json.dumps({**asdict(result), "lost": lost}))
         return 0
-    columns = ("victim", "median", "requests", "records", "one to one", "incomplete", "named/slow", "blamed", "lost")
-    rows = [columns]
-    for r in results:
+    columns = ("requests", "one to one", "slow", "flagged", "right", "culprit", "clean", "blamed")
+    print(f"{'label':14}" + "".join(f"{column:>11}" for column in columns) + "  lost; wrong causes")
+    for r, lost in results:
         share = f"{100 * r.one_to_one / r.requests:.1f}%" if r.requests else "-"
-        named = "-" if r.slow is None else f"{r.named}/{r.slow}"
-        blamed = "-" if r.blamed_clean is None else str(r.blamed_clean)
-        rows.append((r.mode, f"{r.median_ms:.1f} ms", str(r.requests), str(r.records), share, str(r.incomplete), named, blamed, r.lost))
-    for row in rows:
-        print("".join(f"{cell:>12}" for cell in row))
+        named = "-" if r.named is None else r.named
+        cells = (r.requests, share, r.slow, r.flagged, r.right, named, r.clean, r.blamed)
+        print(f"{r.label:14}" + "".join(f"{cell!s:>11}" for cell in cells) + f"  {lost}; {r.wrong or 'none'}")
     return 0
 
 

@@ -1,6 +1,12 @@
-"""Another tenant of the GPU: bursts of large matrix products every 0.3 to 0.7 s, each logged.
+"""Another tenant of the node: after two quiet seconds a burst every 0.3 to 0.7 s, each logged.
 
-usage: python3 -m tests.gpu.aggressor --seconds S --truth FILE.npz [--seed N]
+It mirrors the simulated aggressor (gputail/sim/programs/aggressor.c). xgemm: 40 large matrix products; xcopy: pinned
+copies to the GPU, one after another; cpuhog: three busy loops for 120 ms on the CPU given, and no GPU.
+
+Prints "ready", begins with a line on its standard input, and writes an .npz: `bursts`, (n, 2) start and end in
+CLOCK_MONOTONIC ns; `pid`.
+
+usage: python3 -m tests.gpu.aggressor --kind xgemm|xcopy|cpuhog --seconds S --truth FILE.npz [--cpu N] [--seed N]
 """
 
 from __future__ import annotations
@@ -8,36 +14,87 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
-import torch
 
-PRODUCTS, SIZE = 40, 4096
+QUIET_S = 2.0
+PRODUCTS, SIZE = 40, 8192
+COPIES, COPY_BYTES = 8, 256 << 20
+HOGS, HOG_S = 3, 0.12
+
+
+def multiply() -> Callable[[], None]:
+    import torch
+
+    a = torch.randn(SIZE, SIZE, dtype=torch.half, device="cuda")
+    out = torch.empty_like(a)
+
+    def burst() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(a, a, out=out)
+        torch.cuda.synchronize()
+
+    return burst
+
+
+def copy() -> Callable[[], None]:
+    import torch
+
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
+    device = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+
+    def burst() -> None:
+        for _ in range(COPIES):
+            device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+
+    return burst
+
+
+def hog() -> None:
+    children = []
+    for _ in range(HOGS):
+        child = os.fork()
+        if not child:
+            until = time.monotonic() + HOG_S
+            while time.monotonic() < until:
+                pass
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=("xgemm", "xcopy", "cpuhog"), required=True)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--truth", required=True)
+    parser.add_argument("--cpu", type=int)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    rng = random.Random(options.seed)
-    a = torch.randn(SIZE, SIZE, dtype=torch.half, device="cuda")
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    burst = {"xgemm": multiply, "xcopy": copy}[options.kind]() if options.kind != "cpuhog" else hog
     for _ in range(3):
-        a @ a
-    torch.cuda.synchronize()
+        burst()
+    rng = random.Random(options.seed)
     print("ready", flush=True)
+    sys.stdin.readline()
     bursts = []
     until = time.monotonic() + options.seconds
-    while time.monotonic() < until:
+    time.sleep(QUIET_S)
+    while True:
         time.sleep(rng.uniform(0.3, 0.7))
+        if time.monotonic() + 0.2 > until:
+            break
         start = time.monotonic_ns()
-        for _ in range(PRODUCTS):
-            a @ a
-        torch.cuda.synchronize()
+        burst()
         bursts.append((start, time.monotonic_ns()))
-    np.savez(options.truth, bursts=np.array(bursts, np.int64), pid=os.getpid())
+    np.savez(options.truth, bursts=np.array(bursts, np.int64).reshape(-1, 2), pid=os.getpid())
 
 
 if __name__ == "__main__":

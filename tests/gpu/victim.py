@@ -1,102 +1,192 @@
-"""A PyTorch program that answers requests one after another and logs each of them: the truth for runs on a real GPU.
+"""A PyTorch program that answers requests one after another on one thread, and logs each: the truth for runs on a real GPU.
 
-Needs a CUDA GPU and PyTorch. It prints "ready" once warmed up, answers requests for the seconds asked for, and writes
-an .npz: `requests`, (n, 2) start and end in CLOCK_MONOTONIC ns; `pid`; `mode`.
+It mirrors the simulated victim (gputail/sim/programs/victim.c) kind by kind and fault by fault. A request is an input
+made, copied to the GPU, a small transformer, and the result copied back; then 2 ms of rest. With --fault, some of its
+requests do to themselves what the fault is called for, after two clean seconds.
 
-usage: python3 -m tests.gpu.victim --mode eager|gpu|graph|events --seconds S --truth FILE.npz
+Needs a CUDA GPU and PyTorch. Prints "ready" once warmed up, begins with a line on its standard input, and writes an
+.npz: `requests` and `faults`, (n, 2) start and end in CLOCK_MONOTONIC ns; `pid`.
+
+usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async [--fault FAULT] --seconds S --truth FILE.npz [--cpu N] [--seed N]
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import random
+import sys
+import threading
 import time
 
 import numpy as np
-import torch
 
+CLEAN_S = 2.0
+FAULT_SHARE = 0.03
 REST_S = 0.002
+PAGEABLE_BYTES = 192 << 20
+MORE = 48
+FAULTS = ("none", "gside", "gdevsync", "devsync", "pageable", "morework", "gil", "ptxjit", "alloc")
 
 
-class Eager:
-    """A small transformer, input from pageable memory and result back to it, as most inference code does it."""
+class Victim:
+    """One kind of program, warmed up, with whatever its fault needs."""
 
-    def __init__(self, batch: int, width: int, layers: int) -> None:
+    def __init__(self, kind: str, fault: str) -> None:
+        import torch
+
+        self.torch, self.kind, self.fault = torch, kind, fault
+        # Batch and width make the CPU-bound one launch for most of its time, and the others wait for the GPU.
+        batch, width, layers = (2, 256, 12) if kind in ("cpu", "async") else (64, 1024, 8)
         layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
         self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).half().cuda().train()
-        self.shape = (batch, 64, width)
-        self.inputs = [torch.randn(self.shape).half() for _ in range(4)]
+        self.inputs = [torch.randn((batch, 64, width)).half() for _ in range(4)]
+        if kind == "async":
+            self.inputs = [x.pin_memory() for x in self.inputs]
+            self.output = torch.empty((batch, width), dtype=torch.half).pin_memory()
+            self.done = torch.cuda.Event()
+        self.more = torch.randn((batch * MORE, 64, width)).half() if fault == "morework" else None
+        self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
+        self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
+        self.side = torch.randn((8192, 8192), dtype=torch.half, device="cuda") if fault in ("gside", "gdevsync", "devsync") else None
+        self.side_stream = torch.cuda.Stream()
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.modules = 0
         self.next = 0
-
-    @torch.no_grad()
-    def answer(self) -> None:
-        self.next = (self.next + 1) % len(self.inputs)
-        x = (self.inputs[self.next] + 0.5).to("cuda")
-        self.model(x)[:, 0].cpu()
-
-
-class Graph:
-    """The same model replayed as one CUDA graph."""
-
-    def __init__(self) -> None:
-        self.inner = Eager(32, 512, 8)
-        self.x = torch.randn(self.inner.shape, dtype=torch.half, device="cuda")
-        self.host = torch.randn(self.inner.shape, dtype=torch.half).pin_memory()
-        stream = torch.cuda.Stream()
         with torch.no_grad():
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    self.inner.model(self.x)
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.y = self.inner.model(self.x)
+            self.graph = self._captured() if kind == "graph" else None
+            for _ in range(30):
+                self.answer("none")
+            for _ in range(3):
+                self.start_beside()
+                self.answer(fault)
+        torch.cuda.synchronize()
 
-    def answer(self) -> None:
-        self.x.copy_(self.host, non_blocking=True)
-        self.graph.replay()
-        self.y[:, 0].cpu()
+    def _captured(self) -> object:
+        torch = self.torch
+        self.x = self.inputs[0].cuda()
+        with torch.cuda.stream(self.side_stream):
+            for _ in range(3):
+                self.model(self.x)
+        torch.cuda.current_stream().wait_stream(self.side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.y = self.model(self.x)
+        return graph
+
+    def start_beside(self) -> None:
+        """What begins before the request and disturbs it: another stream's kernels, or a thread that computes."""
+        if self.fault in ("gside", "gdevsync", "devsync"):
+            with self.torch.cuda.stream(self.side_stream):
+                for _ in range(8):
+                    self.side @ self.side
+
+    def answer(self, fault: str) -> None:
+        x = self.more if fault == "morework" else self.inputs[self.next % len(self.inputs)]
+        self.next += 1
+        if fault == "pageable":
+            self.big_on_gpu.copy_(self.big)
+        elif fault == "gil":
+            threading.Thread(target=_compute, args=(0.04,)).start()
+        if self.graph:
+            self.x.copy_(x)
+        else:
+            x = x.to("cuda", non_blocking=self.kind == "async")
+        if fault in ("gdevsync", "devsync"):
+            self.torch.cuda.synchronize()
+        elif fault == "ptxjit":
+            self._compile()
+        elif fault == "alloc":
+            self._allocate()
+        if self.graph:
+            self.graph.replay()
+            y = self.y
+        else:
+            y = self.model(x)
+        if self.kind == "async":
+            self.output.copy_(y[:, 0], non_blocking=True)
+            self.done.record()
+            self.done.synchronize()
+        else:
+            y[:, 0].cpu()
+
+    def _compile(self) -> None:
+        """Load a module that the driver has to compile: its text is new each time, or it would come from the cache."""
+        self.modules += 1
+        body = "\n".join(f"fma.rn.f32 f, f, f, 0f{0x3F800000 + self.modules * 4096 + i:08X};" for i in range(1500))
+        text = f"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p) {{
+ .reg .f32 f; .reg .b64 a;
+ ld.param.u64 a, [p];
+ ld.global.f32 f, [a];
+ {body}
+ st.global.f32 [a], f;
+ ret;
+}}
+"""
+        module = ctypes.c_void_p()
+        status = self.driver.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(text.encode()))
+        if status:
+            raise SystemExit(f"cuModuleLoadData failed with {status}")
+        self.driver.cuModuleUnload(module)
+
+    def _allocate(self) -> None:
+        """Take memory from the driver and give it back, past the framework's cache."""
+        for _ in range(4):
+            address = ctypes.c_uint64()
+            status = self.driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30))
+            if status:
+                raise SystemExit(f"cuMemAlloc_v2 failed with {status}")
+            self.driver.cuMemFree_v2(address)
 
 
-class Events:
-    """An asynchronous program: pinned copies, and an event that it waits for."""
-
-    def __init__(self) -> None:
-        self.inner = Eager(8, 512, 6)
-        self.host = torch.randn(self.inner.shape, dtype=torch.half).pin_memory()
-        self.out = torch.empty((self.inner.shape[0], self.inner.shape[2]), dtype=torch.half).pin_memory()
-        self.done = torch.cuda.Event()
-
-    @torch.no_grad()
-    def answer(self) -> None:
-        x = self.host.to("cuda", non_blocking=True)
-        self.out.copy_(self.inner.model(x)[:, 0], non_blocking=True)
-        self.done.record()
-        self.done.synchronize()
-
-
-MODES = {"eager": lambda: Eager(4, 512, 8), "gpu": lambda: Eager(64, 1024, 8), "graph": Graph, "events": Events}
+def _compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async"), required=True)
+    parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--truth", required=True)
+    parser.add_argument("--cpu", type=int, help="pin the answering thread to this CPU")
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    program = MODES[options.mode]()
-    for _ in range(30):
-        program.answer()
-    torch.cuda.synchronize()
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    victim = Victim(options.kind, options.fault)
+    rng = random.Random(options.seed)
     print("ready", flush=True)
-    requests = []
-    until = time.monotonic() + options.seconds
-    while time.monotonic() < until:
-        start = time.monotonic_ns()
-        program.answer()
-        requests.append((start, time.monotonic_ns()))
-        time.sleep(REST_S)
-    np.savez(options.truth, requests=np.array(requests, np.int64), pid=os.getpid(), mode=options.mode)
+    sys.stdin.readline()
+    requests, faults = [], []
+    begin = time.monotonic()
+    with torch.no_grad():
+        while (now := time.monotonic()) < begin + options.seconds:
+            is_faulty = options.fault != "none" and now > begin + CLEAN_S and rng.random() < FAULT_SHARE
+            before = time.monotonic_ns()
+            if is_faulty:
+                victim.start_beside()
+            start = time.monotonic_ns()
+            victim.answer(options.fault if is_faulty else "none")
+            end = time.monotonic_ns()
+            requests.append((start, end))
+            if is_faulty:
+                faults.append((before, end))
+                victim.side_stream.synchronize()
+            time.sleep(REST_S)
+    spans = {"requests": requests, "faults": faults}
+    np.savez(options.truth, pid=os.getpid(), **{key: np.array(value, np.int64).reshape(-1, 2) for key, value in spans.items()})
 
 
 if __name__ == "__main__":
