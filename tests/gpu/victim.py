@@ -38,7 +38,7 @@ class Victim:
 
         self.torch, self.kind, self.fault = torch, kind, fault
         # Batch and width make the CPU-bound one launch for most of its time, and the others wait for the GPU.
-        batch, width, layers = (2, 256, 12) if kind in ("cpu", "async") else (64, 1024, 8)
+        batch, width, layers = (4, 512, 12) if kind in ("cpu", "async") else (64, 1024, 8)
         layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
         self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).half().cuda().train()
         self.inputs = [torch.randn((batch, 64, width)).half() for _ in range(4)]
@@ -50,7 +50,9 @@ class Victim:
         self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
         self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
         self.side = torch.randn((8192, 8192), dtype=torch.half, device="cuda") if fault in ("gside", "gdevsync", "devsync") else None
+        self.side_out = torch.empty_like(self.side) if self.side is not None else None
         self.side_stream = torch.cuda.Stream()
+        self.thread: threading.Thread | None = None
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.modules = 0
         self.next = 0
@@ -59,9 +61,8 @@ class Victim:
             for _ in range(30):
                 self.answer("none")
             for _ in range(3):
-                self.start_beside()
                 self.answer(fault)
-        torch.cuda.synchronize()
+                self.end_fault()
 
     def _captured(self) -> object:
         torch = self.torch
@@ -75,20 +76,25 @@ class Victim:
             self.y = self.model(self.x)
         return graph
 
-    def start_beside(self) -> None:
-        """What begins before the request and disturbs it: another stream's kernels, or a thread that computes."""
-        if self.fault in ("gside", "gdevsync", "devsync"):
-            with self.torch.cuda.stream(self.side_stream):
-                for _ in range(8):
-                    self.side @ self.side
+    def end_fault(self) -> None:
+        """Wait until nothing of the fault is left that could hurt the next request."""
+        self.side_stream.synchronize()
+        if self.thread:
+            self.thread.join()
+            self.thread = None
 
     def answer(self, fault: str) -> None:
+        if fault in ("gside", "gdevsync", "devsync"):
+            with self.torch.cuda.stream(self.side_stream):
+                for _ in range(8):
+                    self.torch.mm(self.side, self.side, out=self.side_out)
         x = self.more if fault == "morework" else self.inputs[self.next % len(self.inputs)]
         self.next += 1
         if fault == "pageable":
             self.big_on_gpu.copy_(self.big)
         elif fault == "gil":
-            threading.Thread(target=_compute, args=(0.04,)).start()
+            self.thread = threading.Thread(target=_compute, args=(0.03,))
+            self.thread.start()
         if self.graph:
             self.x.copy_(x)
         else:
@@ -174,17 +180,15 @@ def main() -> None:
     with torch.no_grad():
         while (now := time.monotonic()) < begin + options.seconds:
             is_faulty = options.fault != "none" and now > begin + CLEAN_S and rng.random() < FAULT_SHARE
-            before = time.monotonic_ns()
-            if is_faulty:
-                victim.start_beside()
             start = time.monotonic_ns()
             victim.answer(options.fault if is_faulty else "none")
             end = time.monotonic_ns()
             requests.append((start, end))
-            if is_faulty:
-                faults.append((before, end))
-                victim.side_stream.synchronize()
             time.sleep(REST_S)
+            if is_faulty:
+                victim.end_fault()
+                faults.append((start, end))
+                time.sleep(REST_S)
     spans = {"requests": requests, "faults": faults}
     np.savez(options.truth, pid=os.getpid(), **{key: np.array(value, np.int64).reshape(-1, 2) for key, value in spans.items()})
 
