@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gputail.sim.build import build_bare
-
 from gputail.events import CALL
 from gputail.paths import bpf_sources
 from gputail.probes import syscalls
@@ -31,6 +29,7 @@ from gputail.probes.kernel import import_bcc
 from gputail.probes.links import Site, make_attacher
 from gputail.probes.rings import PerfRings
 from gputail.probes.table import BY_SYMBOL, CUDA
+from gputail.sim.build import build_bare
 
 SYMBOLS = {"launch": "cuLaunchKernel", "sync": "cuStreamSynchronize"}
 PEER_START_S = 30

@@ -17,12 +17,12 @@ import threading
 from pathlib import Path
 
 from call_cost import offset_of
-from gputail.sim.build import build_bare
 
 from gputail.events import CALL
 from gputail.probes.links import Site, make_attacher
 from gputail.probes.rings import PerfRings
 from gputail.probes.table import BY_SYMBOL, CUDA
+from gputail.sim.build import build_bare
 
 RATES = (20_000, 100_000, 300_000, 500_000, 0)
 
