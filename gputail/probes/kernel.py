@@ -176,11 +176,11 @@ class Kernel:
         """
         attach = self._bcc.lib.bpf_attach_uprobe
         name = f"gputail_{'r' if is_return else 'p'}_{os.getpid()}_{offset:x}".encode()
-        arguments = [program_fd, int(is_return), name, os.fsencode(path), offset, -1]
-        if len(attach.argtypes) > len(arguments):  # the offset of a USDT semaphore, since 0.19
-            arguments.append(0)
+        # The last is the offset of a USDT semaphore, which libbcc takes since 0.19 and its Python side does not declare:
+        # left out, the kernel gets whatever lay in that register, and counts up what it finds there in the program's memory.
+        no_semaphore = ctypes.c_uint32(0)
         with _CapturedStderr() as captured:
-            fd = attach(*arguments)
+            fd = attach(program_fd, int(is_return), name, os.fsencode(path), offset, -1, no_semaphore)
         if fd < 0:
             raise OSError(ctypes.get_errno(), captured.text.strip().splitlines()[-1] if captured.text.strip() else "cannot attach")
         return fd

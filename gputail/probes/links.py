@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -134,11 +135,20 @@ class _Descriptors:
         # Closing the last descriptor of a perf event takes about 100 ms, one after another. A child that holds them
         # too takes that on, so that neither the drain nor the exit waits for it.
         if self._in_background and descriptors and os.fork() == 0:
+            _close_others(descriptors)  # our port, and the pipe that somebody reads to its end, are not to outlive us
             for fd in reversed(descriptors):
                 os.close(fd)
             os._exit(0)
         for fd in reversed(descriptors):
             os.close(fd)
+
+
+def _close_others(kept: list[int]) -> None:
+    """Close every descriptor of this process but those."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):  # the one that lists them is closed by now
+                os.close(int(name))
 
 
 def attach_error(path: str, error: OSError) -> GputailError:
