@@ -15,10 +15,9 @@ from pathlib import Path
 
 from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
-from gputail.probes import syscalls
+from gputail.probes import capabilities, syscalls
 from gputail.probes.kernel import Kernel, KernelOptions, bcc_version, tracefs
 
-CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SYS_PTRACE": 19, "CAP_PERFMON": 38, "CAP_BPF": 39}
 OK, MISSING, NOTE = "ok", "missing", "note"
 
 
@@ -55,20 +54,15 @@ def _machine() -> list[Finding]:
     return [Finding("machine", MISSING, f"{name}: only x86-64 and arm64 are supported")]
 
 
-def effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
-
-
 def _capabilities() -> list[Finding]:
-    held = effective_capabilities()
-    # CAP_SYS_ADMIN holds all that CAP_BPF and CAP_PERFMON would allow; stable kernels since July 2025 ask for it anyway.
-    missing = [name for name, bit in CAPABILITIES.items() if not held >> bit & 1 and not (bit >= 38 and held >> 21 & 1)]
-    if not missing:
-        return [Finding("capabilities", OK, "all that tracing needs" + (" (root)" if os.geteuid() == 0 else ""))]
-    return [Finding("capabilities", MISSING, f"without {', '.join(missing)}", "run as root: sudo gputail check")]
+    findings = [
+        Finding("capabilities", NOTE, f"without {name}: {loss}", "run as root: sudo gputail check")
+        for name, loss in capabilities.WITHOUT.items()
+        if capabilities.missing((name,))
+    ]
+    if lacking := capabilities.missing(capabilities.NEEDED):
+        findings.append(Finding("capabilities", MISSING, f"without {' and '.join(lacking)}", "run as root: sudo gputail check"))
+    return findings or [Finding("capabilities", OK, "all that tracing needs" + (" (root)" if os.geteuid() == 0 else ""))]
 
 
 def _uprobes() -> list[Finding]:

@@ -22,7 +22,7 @@ from typing import Any
 from gputail.errors import GputailError
 from gputail.events import KERNEL_STAGES
 from gputail.paths import bpf_sources
-from gputail.probes import syscalls
+from gputail.probes import capabilities, syscalls
 from gputail.probes.table import CUDA, NCCL
 
 PARTS = ("calls.h", "cuda.c", "nccl.c", "host.c")
@@ -103,6 +103,7 @@ class Kernel:
         cookies = per_symbol is None
         off_cpu, only_targets, max_threads = options.off_cpu, options.only_targets, options.max_threads
         self._bcc = import_bcc()
+        capabilities.require()
         events = tracefs() / "events/sched"
         self._events = events
         flags = [f"-I{bpf_sources()}", f"-DMAX_THREADS={max_threads}", "-Wno-macro-redefined"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,13 +18,23 @@ from gputail.sim.build import build
 
 
 class Caller:
-    """A running caller. `load`: whether it opens libcuda at once, or only at the command `load`."""
+    """A running caller. `load`: whether it opens libcuda at once, or only at the command `load`.
 
-    def __init__(self, gpu: Path, load: bool = True, libraries: Path | None = None, env: dict[str, str] | None = None) -> None:
+    program: a copy of it, under another name; prefix: a command that runs it, keeping its pid.
+    """
+
+    def __init__(
+        self, gpu: Path, load: bool = True, libraries: Path | None = None, program: Path | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         built = build()
-        environment = {**os.environ, "GPUTAIL_SIM_GPU": str(gpu), "LD_LIBRARY_PATH": str(libraries or built.libraries), **(env or {})}
+        environment = {**os.environ, "GPUTAIL_SIM_GPU": str(gpu), "LD_LIBRARY_PATH": str(libraries or built.libraries)}
         self.process = subprocess.Popen(
-            [built.programs["caller"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+            [*prefix, str(program or built.programs["caller"])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=environment,
         )
         self.pid = self.process.pid
         self._answer()

@@ -158,6 +158,25 @@ def test_without_root_one_line_says_what_to_do(gputail):
     assert "Traceback" not in running.stderr
 
 
+@pytest.mark.parametrize("lacking", ["CAP_BPF", "CAP_PERFMON"])
+def test_a_missing_capability_is_named(gputail, lacking):
+    dropped = ("setpriv", f"--bounding-set=-sys_admin,-{lacking.lower().removeprefix('cap_')}")
+    running = gputail("run", "--listen", "off", prefix=dropped)
+    assert running.process.wait(DEADLINE_S) == 1
+    problem, hint = running.stderr.splitlines()
+    assert problem == f"gputail: cannot load BPF programs without {lacking}"
+    assert "CAP_BPF and CAP_PERFMON" in hint
+    checked = gputail("check", prefix=dropped, stdout=subprocess.PIPE)
+    assert f"without {lacking}" in checked.process.communicate()[0]
+    assert checked.process.returncode == 1
+
+
+def test_the_two_capabilities_that_are_needed_are_enough_for_own_processes(gputail):
+    only = ("setpriv", "--bounding-set=-all,+bpf,+perfmon,+dac_read_search")
+    running = gputail("run", "--listen", "off", "--duration", "0.5", prefix=only)
+    assert running.process.wait(DEADLINE_S) == 0, running.stderr
+
+
 def test_without_tracefs_one_line_says_how_to_mount_it(gputail):
     hidden = ("unshare", "--mount", "sh", "-c", 'umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug 2>/dev/null; exec "$@"', "sh")
     running = gputail("run", "--listen", "off", prefix=hidden)
