@@ -320,9 +320,8 @@ ok(cuda.cuCtxSynchronize())
 print(os.getpid())
 """)
     )
-    last = gpu.ops()[-1]
-    assert last.pid == int(lines[0])
-    assert last.end_ns - last.start_ns == 10 * MS
+    (own,) = [op for op in gpu.ops() if op.pid == int(lines[0])]
+    assert own.end_ns - own.start_ns >= 10 * MS  # longer where the last of the killed had left something on the GPU
 
 
 def test_the_legacy_default_stream_waits_for_blocking_streams_and_they_for_it(gpu):
