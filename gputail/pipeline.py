@@ -14,13 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from gputail import attribution, events
+from gputail.baseline import Baseline, RegimeChange, Usual
 from gputail.histogram import BUCKETS, Histogram, bucket_of
 from gputail.history import History
 from gputail.names import Names
 from gputail.probes import table
 from gputail.requests import Request, Requests
 from gputail.snapshot import Health, Snapshot, WorkloadView
-from gputail.tail import Baseline, RegimeChange, RequestRecord, Usual
+from gputail.tail import RequestRecord
 
 # A verdict uses what ended less than this after its request did, and is given then.
 VERDICT_DELAY_NS = 400_000_000

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gputail.baseline import RegimeChange
     from gputail.histogram import Histogram
-    from gputail.tail import RegimeChange, RequestRecord
+    from gputail.tail import RequestRecord
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ from gputail.attribution import (
     sibling_kernel,
 )  # fmt: skip
 from gputail.attribution.case import Case
+from gputail.baseline import Usual
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
-from gputail.tail import Contribution, Usual
+from gputail.tail import Contribution
 
 UNKNOWN = "unknown"
 

@@ -11,11 +11,12 @@ from functools import cached_property
 import numpy as np
 
 from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work
+from gputail.baseline import Usual
 from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
-from gputail.tail import Contribution, Usual
+from gputail.tail import Contribution
 
 # How long before a request work may have been queued that it still waits for.
 LOOK_BACK_NS = 500_000_000

@@ -2,9 +2,10 @@ import random
 
 import pytest
 
+from gputail.baseline import Baseline
 from gputail.budget import COPY, HOST, PARTS
 from gputail.requests import Request
-from gputail.tail import Baseline, Contribution, RequestRecord
+from gputail.tail import Contribution, RequestRecord
 from tests.unit.streams import MS, START_NS, S
 
 
@@ -126,6 +127,59 @@ def test_an_outliers_record_says_why() -> None:
         {"cause": "memcpy", "ns": 9, "culprit_pid": None, "culprit": "64 bytes"},
         {"cause": "unknown", "ns": 3, "culprit_pid": None, "culprit": None},
     ]
+
+
+@pytest.mark.parametrize("share", [0.08, 0.12, 0.3])
+def test_a_small_shift_that_lasts_is_one_regime_change(share: float) -> None:
+    baseline = Baseline()
+    judged(noisy(600, 5 * MS, noise=0.01), baseline)
+    outliers, shifts = judged(noisy(1500, int((1 + share) * 5 * MS), noise=0.01), baseline, first=600)
+    assert len(shifts) == 1
+    assert shifts[0][1] / shifts[0][0] == pytest.approx(1 + share, rel=0.01)
+    assert sum(outliers[300:]) == 0
+
+
+def test_a_ramp_is_a_few_regime_changes_and_no_stream_of_outliers() -> None:
+    baseline = Baseline()
+    judged(noisy(600, 5 * MS, noise=0.01), baseline)
+    ramp = [int(ns * (1 + 0.3 * number / 2000)) for number, ns in enumerate(noisy(2000, 5 * MS, noise=0.01))]
+    outliers, shifts = judged(ramp, baseline, first=600)
+    assert 1 <= len(shifts) <= 6
+    assert sum(outliers) < 20
+
+
+def test_one_spike_is_no_regime_change() -> None:
+    outliers, shifts = judged(noisy(600, 5 * MS) + [50 * MS] + noisy(600, 5 * MS, seed=2))
+    assert shifts == [] and sum(outliers) == 1
+
+
+def beside_a_slow_cpu(number: int, cpu_ns: int, copy_ns: int) -> Request:
+    return request(number, cpu_ns + copy_ns, copy_ns=copy_ns)
+
+
+def test_what_a_request_took_besides_the_cpu_is_told_at_every_speed_of_the_cpu() -> None:
+    baseline = Baseline()
+    chance = random.Random(3)
+    for number in range(2000):  # it moves between two speeds every second
+        cpu = (3 if number // 100 % 2 else 6) * MS
+        baseline.judge(beside_a_slow_cpu(number, int(cpu * chance.gauss(1, 0.03)), int(MS * chance.gauss(1, 0.05))))
+    for number, cpu in ((2000, 3 * MS), (2001, 6 * MS)):
+        outlier, usual, _ = baseline.judge(beside_a_slow_cpu(number, cpu, 3 * MS))
+        assert outlier and usual is not None
+        assert usual.duration_ns == pytest.approx(cpu + MS, rel=0.05)
+        assert not baseline.judge(beside_a_slow_cpu(number, cpu, MS))[0]
+
+
+def test_a_cpu_that_has_just_become_slow_does_not_hide_what_else_was_slow() -> None:
+    baseline = Baseline()
+    for number, cpu in enumerate(noisy(600, 4 * MS)):
+        baseline.judge(beside_a_slow_cpu(number, cpu, MS))
+    for number in range(600, 610):
+        assert baseline.judge(beside_a_slow_cpu(number, 7 * MS, MS))[0]  # slow, and the CPU is why
+    outlier, usual, _ = baseline.judge(beside_a_slow_cpu(610, 7 * MS, 3 * MS))
+    assert outlier and usual is not None
+    assert usual.duration_ns == pytest.approx(8 * MS, rel=0.03)
+    assert usual.parts[HOST] == pytest.approx(7 * MS, rel=0.03)
 
 
 def test_a_regime_change_takes_time_as_well_as_requests() -> None:
