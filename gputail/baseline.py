@@ -16,7 +16,7 @@ is beyond by OUTLIER_SPREADS of the usual spread, too.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import gt
 
 import numpy as np
@@ -42,6 +42,8 @@ MEMORY_EVERY_NS = 60_000_000_000 // MEMORY_ROWS
 NEIGHBOURS = 24
 # Requests whose CPU time was within this share of each other ran at the same speed.
 SAME_SPEED = 0.1
+# Of how many usual requests it is told when they ran.
+LATEST = 15
 # How many requests just before one tell the speed that the CPU has now.
 JUST_BEFORE = 9
 
@@ -57,7 +59,10 @@ _COLUMNS = 1 + len(PARTS) + len(COUNTERS)
 
 @dataclass(frozen=True)
 class Usual:
-    """Medians over usual requests, and their spreads (ns; as a standard deviation)."""
+    """Medians over usual requests, and their spreads (ns; as a standard deviation).
+
+    latest: when the last few of them ran, (start, end) in ns.
+    """
 
     duration_ns: int
     parts: tuple[int, ...]
@@ -68,6 +73,7 @@ class Usual:
     copy_bytes: int
     spread_ns: int
     part_spreads_ns: tuple[int, ...]
+    latest: tuple[tuple[int, int], ...] = ()
 
     def is_exceeded_by(self, request: Request) -> bool:
         """Whether the request is an outlier against this."""
@@ -86,10 +92,7 @@ class Usual:
         parts = list(self.parts)
         for part in OF_THE_CPU:
             parts[part] += by_ns * parts[part] // cpu if cpu else 0
-        return Usual(
-            self.duration_ns + by_ns, tuple(parts), self.launches, self.block_threads, self.htod_bytes, self.dtoh_bytes, self.copy_bytes,
-            self.spread_ns, self.part_spreads_ns,
-        )  # fmt: skip
+        return replace(self, duration_ns=self.duration_ns + by_ns, parts=tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ class Baseline:
         if usual is not None and self._may_be_slow(request):
             usual = self._usual_for(request)
             outlier = usual.is_exceeded_by(request)
+        if outlier and usual is not None:
+            usual = replace(usual, latest=tuple((row[-1] - row[0], row[-1]) for row in list(self._window)[-LATEST:]))
         self._recent.append(row)
         if not outlier:
             self._window.append(row)
@@ -157,7 +162,7 @@ class Baseline:
             self._until_refresh = REFRESH_EVERY
             shift = self._refresh()
             if shift is not None and outlier:
-                usual = self._usual_for(request)
+                usual = replace(self._usual_for(request), latest=usual.latest if usual else ())
                 outlier = usual.is_exceeded_by(request)
         return outlier, usual, shift
 

@@ -21,6 +21,7 @@ from gputail.names import Names
 from gputail.probes import table
 from gputail.requests import Request, Requests
 from gputail.snapshot import Health, Snapshot, WorkloadView
+from gputail.streams import Streams
 from gputail.tail import RequestRecord
 
 # A verdict uses what ended less than this after its request did, and is given then.
@@ -70,6 +71,7 @@ class Pipeline:
         self._requests = Requests()
         self._history = History()
         self._names = Names()
+        self._streams = Streams()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
         self._released: list[tuple[int, int, int, Request]] = []
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
@@ -95,6 +97,7 @@ class Pipeline:
         self._events += len(batch.calls)
         if len(batch.calls):
             self._history.add(batch.calls)
+            self._streams.learn(batch.calls)
             self._count_calls(batch.calls)
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
         self._take(self._requests.feed(batch.calls, self._watermark_ns), self._watermark_ns)
@@ -213,7 +216,7 @@ class Pipeline:
         )  # fmt: skip
         if usual is None:
             return RequestRecord(*common, False, request.parts)
-        verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names)
+        verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams)
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns

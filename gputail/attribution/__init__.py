@@ -1,8 +1,9 @@
 """Why an outlier was slow: contributions that explain its excess, largest first.
 
 In: a request well above what is usual, and the rows around it. Out: a verdict. One file per cause. The causes are
-asked in the order below, what is sure before what is inferred, each taking what it can account for from the excess
-of the budget's parts; what nothing accounts for is `unknown`.
+asked in the order below, each taking what it can account for from the excess of the budget's parts: first what the
+request's own rows prove, then who else held the GPU that it waited for, then what is left to its own calls and host
+time. What nothing accounts for is `unknown`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from gputail.baseline import Usual
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
+from gputail.streams import Streams
 from gputail.tail import Contribution
 
 UNKNOWN = "unknown"
 
-_ORDER = (
-    cpu_preempted, host_blocked, memory_alloc, module_load, collective_wait, more_work, memcpy, blocking_sync, sibling_kernel,
-    foreign_copy, foreign_kernel, launch_backpressure, host_compute,
-)  # fmt: skip
+_OWN = (cpu_preempted, host_blocked, memory_alloc, module_load, collective_wait, more_work, memcpy)
+_HELD = (blocking_sync, sibling_kernel, foreign_copy, foreign_kernel)
+_REST = (launch_backpressure, host_compute)
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,13 @@ class Verdict:
     contributions: tuple[Contribution, ...]
 
 
-def attribute(request: Request, usual: Usual, history: History, until_ns: int, names: Names) -> Verdict:
+def attribute(request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams) -> Verdict:
     """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
-    case = Case(request, usual, history, until_ns, names)
-    found = [contribution for cause in _ORDER for contribution in cause.explain(case)]
+    case = Case(request, usual, history, until_ns, names, streams)
+    found = [contribution for cause in _OWN for contribution in cause.explain(case)]
+    if case.waiting_left:
+        found += case.allot_waiting([claim for cause in _HELD for claim in cause.claims(case)])
+    found += [contribution for cause in _REST for contribution in cause.explain(case)]
     contributions = _fit(found, case.excess_ns)
     top = contributions[0]
     return Verdict(top.cause, 0.0 if top.cause == UNKNOWN else round(top.ns / max(case.excess_ns, 1), 3), tuple(contributions))

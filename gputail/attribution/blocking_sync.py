@@ -1,31 +1,44 @@
-"""A device-wide wait for work that is not the request's own."""
+"""A wait, for all streams of the device or of the legacy default stream, for work that is not the request's own."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gputail.attribution.case import Case, contribution
+from gputail.attribution.case import Case, Claim
 from gputail.attribution.outstanding import union_ns
+from gputail.budget import C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_SYNC
 from gputail.probes import table
-from gputail.tail import Contribution
 
 CAUSE = "blocking_sync"
 _DEVICE_WIDE = np.array([function.number for function in table.FUNCTIONS if function.waits_for == "device"])
+DEFAULT_STREAM = 0
 
 
-def explain(case: Case) -> list[Contribution]:
-    """The time in device-wide waits during which other streams of the process had work outstanding."""
-    if not case.waiting_left:
+def claims(case: Case) -> list[Claim]:
+    """The time of such waits during which the streams that they wait for had work outstanding.
+
+    Work on the legacy default stream waits for that of every stream that was not created as non-blocking, as CUDA
+    defines it; of a stream whose creation was not seen it is not believed.
+    """
+    wide = case.own[np.isin(case.own["call"], _DEVICE_WIDE)]
+    if len(wide) and case.siblings:
+        return _claim(case, wide, case.siblings, "")
+    blocking = [work for work in case.siblings if case.streams.is_blocking(work.tgid, work.stream)]
+    if not blocking:
         return []
-    waits = case.own[np.isin(case.own["call"], _DEVICE_WIDE)]
-    if not len(waits) or not case.siblings:
+    kind = case.own_class
+    uses = np.isin(kind, (C_LAUNCH, C_GRAPH)) | ((kind >= C_HTOD) & (kind <= C_COPY))
+    on_default = case.own["stream"] == DEFAULT_STREAM
+    if not (uses & on_default).any():
         return []
+    waits = case.own[on_default & ((kind == C_SYNC) | ((kind >= C_HTOD) & (kind <= C_COPY)))]
+    return _claim(case, waits, blocking, " on the default stream") if len(waits) else []
+
+
+def _claim(case: Case, waits: np.ndarray, work: list, where: str) -> list[Claim]:
     longest = waits[np.argmax(waits["duration_ns"])]
-    ns = 0
-    for wait in waits:
-        start = int(wait["start_ns"])
-        ns += union_ns(case.siblings, start, start + int(wait["duration_ns"]))
-    largest = max(case.siblings, key=lambda work: work.block_threads)
+    ns = sum(union_ns(work, int(wait["start_ns"]), int(wait["start_ns"] + wait["duration_ns"])) for wait in waits)
+    largest = max(work, key=lambda span: span.block_threads)
     kernel = case.names.kernel(largest.tgid, largest.kernel) or f"kernel {largest.kernel:#x}"
-    culprit = f"{table.BY_NUMBER[int(longest['call'])].name} waited for stream {largest.stream:#x} (tid {largest.tid}, {kernel})"
-    return contribution(CAUSE, case.take_waiting(ns), None, culprit)
+    name = table.BY_NUMBER[int(longest["call"])].name
+    return [Claim(CAUSE, ns, True, None, f"{name}{where} waited for stream {largest.stream:#x} (tid {largest.tid}, {kernel})")]

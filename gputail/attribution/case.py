@@ -1,21 +1,24 @@
 """One outlier as the causes see it: its request, what is usual, the rows around it, and what is still to be explained.
 
-Each cause's module has a function `explain(case) -> list[Contribution]`, which takes what it can account for from the
-case's `left` and says so. The order they are asked in is in the package's `__init__`.
+A cause that the request's own rows prove has a function `explain(case) -> list[Contribution]`, which takes what it can
+account for from the case's `left`. One that says whom a wait for the GPU was for has `claims(case) -> list[Claim]`, since
+several may have held it at the time. The order in which they are asked is in the package's `__init__`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work
+from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
 from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
+from gputail.streams import Streams
 from gputail.tail import Contribution
 
 # How long before a request work may have been queued that it still waits for.
@@ -24,13 +27,26 @@ LOOK_BACK_NS = 500_000_000
 MATERIAL = 0.05
 # A quantity that grew by less than this is what it always is.
 GREW = 1.3
+# Who is there for a larger share of the time is there for the usual request, too.
+MOSTLY = 0.5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Somebody held the GPU for so long (ns) while the request ran; proven as `GpuWork.proven`."""
+
+    cause: str
+    ns: int
+    proven: bool
+    pid: int | None
+    culprit: str
 
 
 class Case:
     """left: for each part of the budget the excess (ns) no cause has accounted for yet."""
 
-    def __init__(self, request: Request, usual: Usual, history: History, until_ns: int, names: Names) -> None:
-        self.request, self.usual, self.names = request, usual, names
+    def __init__(self, request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams) -> None:
+        self.request, self.usual, self.names, self.streams = request, usual, names, streams
         self._history, self._until_ns = history, until_ns
         self.excess_ns = request.duration_ns - usual.duration_ns
         self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
@@ -56,17 +72,50 @@ class Case:
         return [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
 
     @cached_property
-    def foreign(self) -> list[GpuWork]:
-        """What other processes had outstanding while the request ran."""
+    def foreign(self) -> dict[int, list[GpuWork]]:
+        """What other processes had outstanding while the request, and the last usual ones before it, ran; by process."""
         request = self.request
-        rows = self._history.foreign(request.tgid, request.start_ns - LOOK_BACK_NS, self._until_ns)
-        return gpu_work(rows, request.start_ns, request.end_ns)
+        since_ns = min([request.start_ns, *(start for start, _ in self.usual.latest)])
+        rows = self._history.foreign(request.tgid, since_ns - LOOK_BACK_NS, self._until_ns)
+        by_process: dict[int, list[GpuWork]] = {}
+        for work in gpu_work(rows, since_ns, request.end_ns):
+            by_process.setdefault(work.tgid, []).append(work)
+        return by_process
+
+    def beyond_usual(self, spans: list[GpuWork]) -> tuple[int, int]:
+        """How long (ns) these were there while the request ran, in all and proven, beyond what usual requests had of them.
+
+        Whoever was there all along is in what is usual already: then only what it did more of counts.
+        """
+        start, end = self.request.start_ns, self.request.end_ns
+        whole = union_ns(spans, start, end)
+        proven = union_ns([span for span in spans if span.proven], start, end)
+        beside = sorted((union_ns(spans, *span), span) for span in self.usual.latest)
+        if not beside:
+            return whole, proven
+        before, (begin, until) = beside[len(beside) // 2]
+        if before < MOSTLY * (until - begin):
+            return whole, proven
+        if _volume(spans, start, end) <= GREW * _volume(spans, begin, until):
+            return 0, 0
+        return max(whole - before, 0), max(proven - before, 0)
 
     @property
     def waiting_left(self) -> int:
         """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on."""
         left = self.left[SYNC] + self.left[COPY]
         return left if left >= MATERIAL * self.excess_ns else 0
+
+    def allot_waiting(self, claims: list[Claim]) -> list[Contribution]:
+        """Account for the excess in waits: to what is proven first, and in proportion where claims exceed it."""
+        out: list[Contribution] = []
+        for proven in (True, False):
+            among = [claim for claim in claims if claim.proven == proven and claim.ns > 0]
+            claimed, left = sum(claim.ns for claim in among), self.waiting_left
+            for claim in among:
+                share = claim.ns if claimed <= left else claim.ns * left // claimed
+                out += contribution(claim.cause, self.take_waiting(share), claim.pid, claim.culprit)
+        return out
 
     def grew(self, counter: str) -> float:
         """How many times the usual of `counter` (see tail.COUNTERS) the request had; 1 where nothing is usual."""
@@ -88,3 +137,12 @@ class Case:
 def contribution(cause: str, ns: int, pid: int | None = None, culprit: str | None = None) -> list[Contribution]:
     """A list of the one contribution, or of none if there is nothing to say."""
     return [Contribution(cause, ns, pid, culprit)] if ns > 0 else []
+
+
+def _volume(spans: list[GpuWork], start_ns: int, end_ns: int) -> float:
+    """Threads launched and bytes copied a ns between two times, each span's spread evenly over it."""
+    total = sum(
+        (span.block_threads + span.copy_bytes + span.launches) * span.overlap_ns(start_ns, end_ns) / max(span.end_ns - span.start_ns, 1)
+        for span in spans
+    )
+    return total / max(end_ns - start_ns, 1)

@@ -40,7 +40,10 @@ _OPEN_END = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class GpuWork:
-    """A span in which one stream had work outstanding (ns); `kernel` is its largest kernel's handle, 0 if not known."""
+    """A span in which one stream had work outstanding (ns); `kernel` is its largest kernel's handle, 0 if not known.
+
+    proven: somebody was seen to wait for its end. Otherwise the work may have been done long before the span's end.
+    """
 
     tgid: int
     tid: int
@@ -51,6 +54,7 @@ class GpuWork:
     block_threads: int
     copy_bytes: int
     kernel: int
+    proven: bool
 
     def overlap_ns(self, start_ns: int, end_ns: int) -> int:
         return max(min(self.end_ns, end_ns) - max(self.start_ns, start_ns), 0)
@@ -86,7 +90,7 @@ def gpu_work(rows: np.ndarray, start_ns: int, end_ns: int, waits_alone: bool = T
     spans = [span for span in spans if span.overlap_ns(start_ns, end_ns) > 0]
     for wait in blocked if waits_alone else ():
         begin = int(wait["start_ns"])
-        whole = GpuWork(int(wait["tgid"]), int(wait["tid"]), int(wait["stream"]), begin, begin + int(wait["duration_ns"]), 1, 0, 0, 0)
+        whole = GpuWork(int(wait["tgid"]), int(wait["tid"]), int(wait["stream"]), begin, begin + int(wait["duration_ns"]), 1, 0, 0, 0, True)
         if whole.overlap_ns(start_ns, end_ns) and not any(s.tgid == whole.tgid and s.overlap_ns(begin, whole.end_ns) for s in spans):
             spans.append(whole)
     return spans
@@ -105,7 +109,9 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
     )
     waits = take(waits, covering)
     waits = take(waits, np.argsort(waits["start_ns"], kind="stable"))
-    returns = np.append(np.minimum.accumulate(events.end_ns(waits).astype(np.int64)[::-1])[::-1], _OPEN_END)
+    ends = events.end_ns(waits).astype(np.int64)
+    returns = np.append(np.minimum.accumulate(ends[::-1])[::-1], _OPEN_END)
+    blocked = ends[waits["duration_ns"] >= BLOCKED_NS]
     begin = work["start_ns"].astype(np.int64)
     done = returns[np.searchsorted(waits["start_ns"].astype(np.int64), begin)]
     copies = (kind >= C_HTOD) & (kind <= C_COPY)
@@ -134,6 +140,7 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
                 int(sums[1][number]),
                 int(sums[2][number]),
                 int(work["handle"][largest]) if sums[0][number] else 0,
+                bool(np.isin(end, blocked)),
             )  # fmt: skip
         )
     return spans

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from gputail.attribution.case import Case, contribution
+from gputail.attribution import blocking_sync
+from gputail.attribution.case import Case, Claim
 from gputail.attribution.outstanding import union_ns
-from gputail.tail import Contribution
 
 CAUSE = "sibling_kernel"
 
 
-def explain(case: Case) -> list[Contribution]:
-    """Waits for the GPU, as far as another stream of the process had kernels outstanding while the request ran."""
+def claims(case: Case) -> list[Claim]:
+    """How long other streams of the process had kernels outstanding, less what a wait for all of them accounts for."""
     kernels = [work for work in case.siblings if work.launches]
-    if not case.waiting_left or not kernels:
+    if not kernels:
         return []
-    ns = case.take_waiting(union_ns(kernels, case.request.start_ns, case.request.end_ns))
+    start, end = case.request.start_ns, case.request.end_ns
+    whole = union_ns(kernels, start, end)
+    proven = union_ns([work for work in kernels if work.proven], start, end)
+    waited = sum(claim.ns for claim in blocking_sync.claims(case))
     largest = max(kernels, key=lambda work: work.block_threads)
     kernel = case.names.kernel(largest.tgid, largest.kernel) or f"kernel {largest.kernel:#x}"
-    return contribution(CAUSE, ns, largest.tgid, f"tid {largest.tid}, stream {largest.stream:#x}, {kernel}")
+    culprit = f"tid {largest.tid}, stream {largest.stream:#x}, {kernel}"
+    proven = max(proven - waited, 0)
+    rest = max(whole - waited - proven, 0)
+    return [Claim(CAUSE, proven, True, largest.tgid, culprit), Claim(CAUSE, rest, False, largest.tgid, culprit)]

@@ -16,7 +16,7 @@ def usual(actor: Actor, count: int = USUAL) -> Actor:
 
 
 def the_outlier(*actors: Actor) -> RequestRecord:
-    found = [record for record in replay(*actors) if record.outlier]
+    found = [record for record in replay(*actors) if record.outlier and record.pid == actors[0].tgid]
     assert len(found) == 1
     (record,) = found
     assert record.excess_ns is not None
@@ -57,6 +57,60 @@ def test_kernels_of_another_process_are_named_with_its_pid() -> None:
     assert record.confidence is not None and record.confidence > 0.9
 
 
+def test_another_process_that_is_always_there_is_usual_and_not_blamed() -> None:
+    def always(begin: int) -> Actor:
+        other = Actor(tgid=900, at_ns=begin - 400 * MS)
+        for _ in range(100):
+            other.launch(4, grid=1000).sync(duration_ns=6 * MS)
+        return other
+
+    assert with_slow(slow_wait, always).cause == "unknown"
+
+
+def test_another_process_that_is_always_there_is_blamed_where_it_does_far_more() -> None:
+    def more(begin: int) -> Actor:
+        other = Actor(tgid=900, at_ns=begin - 400 * MS)
+        while other.now_ns < begin + 100 * MS:
+            burst = begin - MS <= other.now_ns < begin + 8 * MS
+            other.launch(4, grid=100_000 if burst else 1000).sync(duration_ns=12 * MS if burst else MS)
+        return other
+
+    (first, *_) = with_slow(slow_wait, more).contributions
+    assert (first.cause, first.culprit_pid) == ("foreign_kernel", 900)
+
+
+def test_what_is_proven_to_have_held_the_gpu_comes_before_what_may_have() -> None:
+    def never_waits(begin: int) -> Actor:  # a small kernel, and a look for it long after
+        return Actor(tgid=800, at_ns=begin - MS).launch(1, grid=1).rest(100 * MS).sync()
+
+    assert with_slow(slow_wait, other_process, never_waits).contributions[0].culprit_pid == 900
+    assert with_slow(slow_wait, never_waits).contributions[0].culprit_pid == 800
+
+
+def test_two_processes_that_held_the_gpu_share_the_excess() -> None:
+    def third(begin: int) -> Actor:
+        return Actor(tgid=901, at_ns=begin - 10 * MS).launch(10, grid=100_000).call("cuCtxSynchronize", 60 * MS)
+
+    contributions = with_slow(slow_wait, other_process, third).contributions
+    assert {c.culprit_pid for c in contributions[:2]} == {900, 901}
+    assert contributions[0].ns - contributions[1].ns <= 2
+
+
+@pytest.mark.parametrize("flags, cause", [(0, "blocking_sync"), (1, "sibling_kernel"), (None, "sibling_kernel")])
+def test_the_default_stream_waits_for_blocking_streams_only(flags: int | None, cause: str) -> None:
+    victim = Actor()
+    if flags is not None:
+        victim.call("cuStreamCreate", US, handle=0x77, size=flags)
+    usual(victim)
+    victim.launch(8, stream=0x77, grid=50_000).rest(50 * US)
+    slow_wait(victim)
+    usual(victim.rest(2 * MS), 20)
+    first = the_outlier(victim).contributions[0]
+    assert first.cause == cause
+    if cause == "blocking_sync":
+        assert first.culprit == "cuMemcpyDtoHAsync on the default stream waited for stream 0x77 (tid 100, kernel 0xabc)"
+
+
 def test_another_process_that_was_done_before_is_not_blamed() -> None:
     def done(begin: int) -> Actor:
         return Actor(tgid=900, at_ns=begin - 100 * MS).launch(10, grid=100_000).call("cuCtxSynchronize", 90 * MS)
@@ -72,12 +126,15 @@ def test_another_process_that_began_after_is_not_blamed() -> None:
 
 
 def test_only_what_ended_within_the_verdicts_delay_counts() -> None:
+    def slow_after_a_rest(actor: Actor) -> None:
+        slow_wait(actor.rest(900 * MS))
+
     def waits(ns: int) -> Callable[[int], Actor]:
-        return lambda begin: Actor(tgid=900, at_ns=begin - 800 * MS).call("cuCtxSynchronize", ns)
+        return lambda begin: Actor(tgid=900, at_ns=begin + 50 * MS).call("cuCtxSynchronize", ns)
 
     # The launches are too long ago to be looked at; the wait alone tells, if it ends in time.
-    assert with_slow(slow_wait, waits(800 * MS + VERDICT_DELAY_NS - MS)).cause == "foreign_kernel"
-    assert with_slow(slow_wait, waits(900 * MS + VERDICT_DELAY_NS)).cause == "unknown"
+    assert with_slow(slow_after_a_rest, waits(850 * MS + VERDICT_DELAY_NS)).cause == "foreign_kernel"
+    assert with_slow(slow_after_a_rest, waits(900 * MS + VERDICT_DELAY_NS)).cause == "unknown"
 
 
 def test_copies_of_another_process_are_named_with_its_pid() -> None:
