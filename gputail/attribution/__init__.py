@@ -55,17 +55,19 @@ def attribute(request: Request, usual: Usual, history: History, until_ns: int, n
     found = [contribution for cause in _OWN for contribution in cause.explain(case)]
     if case.waiting_left:
         found += case.allot_waiting([claim for cause in _HELD for claim in cause.claims(case)])
+    found += memcpy.explain_rest(case)
     found += [contribution for cause in _REST for contribution in cause.explain(case)]
-    contributions = _fit(found, case.excess_ns)
+    contributions = _fit(found, case)
     top = contributions[0]
     return Verdict(top.cause, 0.0 if top.cause == UNKNOWN else round(top.ns / max(case.excess_ns, 1), 3), tuple(contributions))
 
 
-def _fit(found: list[Contribution], excess_ns: int) -> list[Contribution]:
+def _fit(found: list[Contribution], case: Case) -> list[Contribution]:
     """Make contributions sum to the excess, largest first.
 
     They sum to more where other parts took less time than usual: all shrink alike. What is missing is unknown.
     """
+    excess_ns = case.excess_ns
     total = sum(contribution.ns for contribution in found)
     if total > excess_ns:
         found = [Contribution(c.cause, c.ns * excess_ns // total, c.culprit_pid, c.culprit) for c in found]
@@ -75,5 +77,5 @@ def _fit(found: list[Contribution], excess_ns: int) -> list[Contribution]:
     if rest and total and rest < len(found) + 2:  # what rounding down left over
         found[0] = Contribution(found[0].cause, found[0].ns + rest, found[0].culprit_pid, found[0].culprit)
     elif rest > 0 or not found:
-        found.append(Contribution(UNKNOWN, rest))
+        found.append(Contribution(UNKNOWN, rest, None, case.waited_for_itself()))
     return sorted(found, key=lambda c: -c.ns)

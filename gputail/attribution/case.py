@@ -14,7 +14,7 @@ import numpy as np
 
 from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
-from gputail.budget import CLASS_OF_CALL, COPY, IS_WORK, SYNC
+from gputail.budget import C_GRAPH, CLASS_OF_CALL, COPY, IS_WORK, SYNC
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
@@ -105,6 +105,14 @@ class Case:
         """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on."""
         left = self.left[SYNC] + self.left[COPY]
         return left if left >= MATERIAL * self.excess_ns else 0
+
+    def waited_for_itself(self) -> str | None:
+        """What to say of time that nothing explains, where most of it went to waits for the GPU: nobody else held it."""
+        waiting = self.left[SYNC] + self.left[COPY]
+        if 2 * waiting < sum(self.left) or not waiting:
+            return None
+        graphs = self.own[self.own_class == C_GRAPH]
+        return f"own GPU work, inside graph {int(graphs['handle'][-1]):#x}" if len(graphs) else "own GPU work"
 
     def allot_waiting(self, claims: list[Claim]) -> list[Contribution]:
         """Account for the excess in waits: to what is proven first, and in proportion where claims exceed it."""

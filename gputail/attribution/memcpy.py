@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputail.attribution.case import GREW, Case, contribution
-from gputail.budget import C_COPY, C_DTOH, C_HTOD, COPY, SYNC
+from gputail.attribution.case import GREW, MATERIAL, Case, contribution
+from gputail.budget import C_COPY, C_DTOH, C_GRAPH, C_HTOD, C_LAUNCH, CLASS_OF_CALL, COPY, SYNC
 from gputail.tail import Contribution
 
 CAUSE = "memcpy"
@@ -32,3 +32,22 @@ def explain(case: Case) -> list[Contribution]:
             ns += case.take(SYNC)  # pinned: the copy returned at once, and the wait behind it was for the copy
         out += contribution(CAUSE, ns, None, f"{have} bytes {name} against {usual}")
     return out
+
+
+def explain_rest(case: Case) -> list[Contribution]:
+    """A copy to the GPU of the usual size that blocked though nobody else held it up: it came out of pageable memory.
+
+    Only where it came before any work of the request that it could have waited for.
+    """
+    left = case.left[COPY]
+    if left < MATERIAL * case.excess_ns:
+        return []
+    work = np.flatnonzero(np.isin(case.own_class, (C_LAUNCH, C_GRAPH)))
+    before = case.own[: work[0] if len(work) else len(case.own)]
+    rows = before[(CLASS_OF_CALL[before["call"]] == C_HTOD) & (before["size"] >= LARGE_BYTES)]
+    took = int(rows["duration_ns"].sum())
+    if not took or not 0.5 <= left / took <= 2:  # most of the time is new, and most of what is new is theirs
+        return []
+    longest = rows[np.argmax(rows["duration_ns"])]
+    culprit = f"{int(longest['size'])} bytes HtoD blocked for {int(longest['duration_ns']) / 1e6:.1f} ms: pageable memory"
+    return contribution(CAUSE, case.take(COPY, took), None, culprit)

@@ -44,6 +44,25 @@ def test_a_long_wait_that_nothing_explains_is_unknown() -> None:
     assert (record.cause, record.confidence) == ("unknown", 0.0)
 
 
+def test_a_long_own_kernel_is_own_work_and_not_a_slow_sync() -> None:
+    def slow(actor: Actor) -> None:
+        actor.htod().sync().rest(90 * US).launch(20).dtoh(duration_ns=2 * MS).sync(duration_ns=10 * MS)
+
+    (only,) = with_slow(slow).contributions
+    assert (only.cause, only.culprit) == ("unknown", "own GPU work")
+
+
+def test_a_slow_graph_is_one_launch_and_told_to_be_inside_the_graph() -> None:
+    actor = Actor()
+    for number in range(120):
+        actor.htod().call("cuGraphLaunch", 30 * US, handle=0x9A).rest(5 * US).sync(duration_ns=14 * MS if number == 90 else 2 * MS).rest(
+            2 * MS
+        )
+    record = the_outlier(actor)
+    assert record.launches == 1
+    assert (record.cause, record.contributions[0].culprit) == ("unknown", "own GPU work, inside graph 0x9a")
+
+
 def other_process(begin: int) -> Actor:
     other = Actor(tgid=900, at_ns=begin - 10 * MS)
     return other.launch(10, grid=100_000).call("cuCtxSynchronize", 60 * MS)
@@ -225,6 +244,83 @@ def test_a_larger_own_copy_is_memcpy() -> None:
     record = with_slow(slow)
     assert record.cause == "memcpy"
     assert record.contributions[0].culprit == f"{(192 << 20) + 4096} bytes HtoD against 4096"
+
+
+def pageable_server(slow_number: int, slow: Callable[[Actor], object]) -> Actor:
+    actor = Actor()
+    for number in range(120):
+        if number == slow_number:
+            slow(actor)
+        else:
+            actor.htod(size=8 << 20, duration_ns=20 * US)
+        actor.rest(90 * US).launch(20).dtoh(duration_ns=2 * MS).sync().rest(2 * MS)
+    return actor
+
+
+def test_a_copy_of_the_same_bytes_out_of_pageable_memory_is_memcpy() -> None:
+    record = the_outlier(pageable_server(90, lambda actor: actor.htod(size=8 << 20, duration_ns=4 * MS)))
+    assert (record.cause, record.contributions[0].culprit) == ("memcpy", f"{8 << 20} bytes HtoD blocked for 4.0 ms: pageable memory")
+
+
+def test_a_pageable_copy_behind_another_streams_work_has_waited_and_not_copied() -> None:
+    def behind(actor: Actor) -> None:
+        actor.launch(8, stream=0x77, grid=50_000).htod(size=8 << 20, duration_ns=12 * MS)
+
+    assert the_outlier(pageable_server(90, behind)).cause == "sibling_kernel"
+
+
+def test_a_pinned_copy_of_as_many_bytes_is_nothing() -> None:
+    actor = pageable_server(90, lambda actor: actor.htod(size=192 << 20, duration_ns=20 * US))
+    assert not [record for record in replay(actor) if record.outlier]
+
+
+def test_a_quick_free_beside_a_stall_is_not_blamed() -> None:
+    def slow(actor: Actor) -> None:
+        actor.htod().sync().call("cuMemFree", 20 * US).launch(20).dtoh(duration_ns=12 * MS).sync()
+
+    assert with_slow(slow).cause == "unknown"
+
+
+def test_what_other_threads_of_the_process_suffered_is_not_blamed() -> None:
+    def beside(begin: int) -> Actor:
+        other = Actor(tgid=100, tid=107, at_ns=begin)
+        return other.preempted(5 * MS, stream=4321).sleep(9 * MS).call("cuModuleLoadData", 9 * MS).call("cuMemAlloc", 9 * MS)
+
+    assert with_slow(slow_wait, beside).cause == "unknown"
+
+
+def test_a_cpu_that_slows_every_call_is_a_host_cause() -> None:
+    def slow(actor: Actor) -> None:
+        actor.htod().rest(9 * US).sync().rest(500 * US)
+        for _ in range(20):
+            actor.launch(1, duration_ns=60 * US).rest(60 * US)
+        actor.dtoh(duration_ns=2 * MS).sync()
+
+    assert with_slow(slow, other_process).cause == "host_compute"
+
+
+def test_two_causes_at_once_each_have_their_share() -> None:
+    def slow(actor: Actor) -> None:
+        actor.htod().sync().launch(10).rest(6 * MS).launch(10).dtoh(duration_ns=10 * MS).sync()
+
+    shares = {c.cause: c.ns for c in with_slow(slow, other_process).contributions}
+    assert shares["foreign_kernel"] == pytest.approx(8 * MS, rel=0.02)
+    assert shares["host_compute"] == pytest.approx(6 * MS, rel=0.02)
+
+
+def test_a_loud_event_on_the_host_during_anothers_kernels_is_not_blamed() -> None:
+    def slow(actor: Actor) -> None:
+        actor.htod().sync().launch(10).preempted(200 * US, stream=4321).call("cuMemAlloc", 200 * US, size=1 << 30)
+        actor.launch(10).dtoh(duration_ns=12 * MS).sync()
+
+    record = with_slow(slow, other_process)
+    assert record.cause == "foreign_kernel"
+    assert record.confidence is not None and record.confidence > 0.8
+
+
+def test_as_many_launches_into_a_drained_queue_are_nothing() -> None:
+    actor = usual(Actor(), 120)
+    assert not [record for record in replay(actor) if record.outlier]
 
 
 def test_allocation_is_named_with_its_function() -> None:
