@@ -22,6 +22,7 @@ from gputail.surfaces.progress import Progress
 from gputail.surfaces.report import text
 from gputail.surfaces.report.gathering import Gathering
 from gputail.surfaces.report.page import Page
+from gputail.surfaces.report.perfetto import TraceWriter
 from gputail.surfaces.report.windows import Windows
 from gputail.surfaces.terminal import clean
 
@@ -57,16 +58,32 @@ def _analyse(options: Options) -> Page:
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(f"reading {clean(options.file)}"))
         source = Source(options.file, progress)
-        for batch in source:
+        stream = iter(source)
+        batch = next(stream, None)  # before the trace is opened: a file that cannot be read must not cost one that exists
+        trace = stack.enter_context(TraceWriter(options.perfetto, names)) if options.perfetto is not None else None
+
+        def hand_on() -> None:
+            records = [record for record in pipeline.take_records() if gathering.is_wanted(record)]
+            gathering.add(records)
+            if trace:
+                trace.requests(records)
+
+        while batch is not None:
             names.learn(batch)
             pipeline.feed(batch)
-            gathering.add(pipeline.take_records())
+            if trace:
+                trace.calls(batch)
+            hand_on()
+            batch = next(stream, None)
         pipeline.finish()
-        gathering.add(pipeline.take_records())
-    snapshot = pipeline.snapshot()
+        hand_on()
+        snapshot = pipeline.snapshot()
+        if trace:
+            trace.regime_changes(snapshot.regime_changes)
+            trace.note("recording", {"file": options.file, "damage": source.damage, "lost": dict(snapshot.lost)})
     workloads = gathering.findings(snapshot)
     if options.workload and not workloads:
-        raise _no_such_workload(options.workload, gathering.workload_names())
+        raise _no_such_workload(options.workload, gathering.passed_over())
     damage, worst = source.damage, gathering.worst()
     windows = Windows(worst)
     with Progress(f"reading {clean(options.file)} again") as progress:

@@ -128,18 +128,23 @@ class Gathering:
         self.further_workloads = 0  # that are counted nowhere else
         self.further_requests = 0
 
+    def is_wanted(self, record: RequestRecord) -> bool:
+        """Whether the request is of a workload to be reported on; the names of others are kept for `passed_over`."""
+        if self._wanted in record.workload:
+            return True
+        if len(self._passed_over) < MAX_WORKLOADS:
+            self._passed_over[record.workload] = None
+        return False
+
     def add(self, records: Iterable[RequestRecord]) -> None:
+        """Take in requests that are wanted."""
         fresh: dict[str, list[RequestRecord]] = {}
         for record in records:
-            if self._wanted and self._wanted not in record.workload:
-                if len(self._passed_over) < MAX_WORKLOADS:
-                    self._passed_over[record.workload] = None
-                continue
             fresh.setdefault(record.workload, []).append(record)
         for name, found in fresh.items():
             self._add(name, found)
 
-    def workload_names(self) -> list[str]:
+    def passed_over(self) -> list[str]:
         """Names of the workloads that were not wanted, for an error that helps."""
         return list(self._passed_over)
 

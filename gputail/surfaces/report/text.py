@@ -15,7 +15,7 @@ import numpy as np
 from gputail.budget import ALLOC, COLLECTIVE, COPY, HOST, LAUNCH, MODULE, OFF_CPU, OTHER, RUN_QUEUE, SYNC
 from gputail.surfaces.report.gathering import QUANTILES, Change, Findings, spoken_quantile
 from gputail.surfaces.report.page import Page
-from gputail.surfaces.report.stories import cause_in_words, story
+from gputail.surfaces.report.stories import story
 from gputail.surfaces.report.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Around, Timeline
 from gputail.surfaces.terminal import clean, duration, losses
 
@@ -24,6 +24,7 @@ MAX_DETAILED = 5  # workloads with a section of their own
 MAX_ROWS = 20
 MAX_CULPRITS = 5
 LABEL_CHARS = 12
+MIN_NAME = 24  # of a workload's name
 
 _GLYPHS = {
     HOST: "·", RUN_QUEUE: "r", OFF_CPU: "z", LAUNCH: "l", COPY: "c", ALLOC: "a", MODULE: "m", SYNC: "█", COLLECTIVE: "n",
@@ -72,7 +73,18 @@ def _tails(report: Page, width: int) -> Iterator[str]:
         rows.append(
             (found.name, str(found.requests), rate, *quantiles, _short(found.longest_ns), _short(found.baseline_ns), str(found.outliers))
         )
-    yield from _table(head, rows, width)
+    if (
+        sum(max(_cells(row[column]) for row in [head, *rows]) + 2 for column in range(1, len(head)))
+        + min(MIN_NAME, max(len(row[0]) for row in rows))
+        <= width
+    ):
+        yield from _table(head, rows, width)
+    else:  # too narrow for names beside the numbers: above them
+        numbers = list(_table(("", *head[1:]), [("", *row[1:]) for row in rows], width))
+        yield numbers[0]
+        for row, line in zip(rows, numbers[1:], strict=True):
+            yield clean(row[0], width)
+            yield line
     if (hidden := len(report.workloads) - MAX_ROWS) > 0:
         yield f"and {hidden} more workloads"
     if report.further_workloads:

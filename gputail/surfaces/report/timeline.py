@@ -14,8 +14,22 @@ import numpy as np
 from gputail import events
 from gputail.attribution.outstanding import GpuWork, gpu_work
 from gputail.budget import (
-    ALLOC, C_OFF_CPU, CLASS_OF_CALL, COLLECTIVE, COPY, HOST, IS_WORK, LAUNCH, MODULE, OFF_CPU, OTHER, PART_OF_CLASS, PARTS, RUN_QUEUE, SYNC,
-)  # fmt: skip
+    ALLOC,
+    C_OFF_CPU,
+    CLASS_OF_CALL,
+    COLLECTIVE,
+    COPY,
+    HOST,
+    IS_WORK,
+    LAUNCH,
+    MODULE,
+    OFF_CPU,
+    OTHER,
+    PART_OF_CLASS,
+    PARTS,
+    RUN_QUEUE,
+    SYNC,
+)
 from gputail.rows import take
 from gputail.tail import RequestRecord
 
@@ -23,10 +37,20 @@ from gputail.tail import RequestRecord
 NOTHING, KERNELS, COPIES, ON_CPU = (len(PARTS) + n for n in range(4))
 KINDS = len(PARTS) + 4
 WORDS = {
-    HOST: "on the CPU, outside the driver", RUN_QUEUE: "waiting for a CPU", OFF_CPU: "asleep", LAUNCH: "launch", COPY: "copy, and its wait for the GPU",
-    ALLOC: "alloc or free", MODULE: "module load", SYNC: "waiting for the GPU", COLLECTIVE: "collective", OTHER: "other call",
-    KERNELS: "kernels given to the GPU and not yet done", COPIES: "copies not yet done", ON_CPU: "on the CPU that the request's thread waits for",
-}  # fmt: skip
+    HOST: "on the CPU, outside the driver",
+    RUN_QUEUE: "waiting for a CPU",
+    OFF_CPU: "asleep",
+    LAUNCH: "launch",
+    COPY: "copy, and its wait for the GPU",
+    ALLOC: "alloc or free",
+    MODULE: "module load",
+    SYNC: "waiting for the GPU",
+    COLLECTIVE: "collective",
+    OTHER: "other call",
+    KERNELS: "kernels given to the GPU and not yet done",
+    COPIES: "copies not yet done",
+    ON_CPU: "on the CPU that the request's thread waits for",
+}
 MAX_OTHERS = 3
 HOST_WEIGHT = 0.3
 _RUNNABLE = (0, 256)  # prev_state of a thread that was preempted
