@@ -19,7 +19,7 @@ from gputail.names import Names
 from gputail.pipeline import Pipeline
 from gputail.source import Source
 from gputail.surfaces.progress import Progress
-from gputail.surfaces.report import text
+from gputail.surfaces.report import text, web
 from gputail.surfaces.report.gathering import Gathering
 from gputail.surfaces.report.page import Page
 from gputail.surfaces.report.perfetto import TraceWriter
@@ -48,6 +48,8 @@ def run(options: Options) -> int:
     ascii_only = options.ascii_only or not _is_utf8()
     sys.stdout.write(text.page(report, shutil.get_terminal_size((text.MAX_WIDTH, 24)).columns, ascii_only))
     sys.stdout.flush()
+    if options.html is not None:
+        _write(options.html, web.page(report))
     if report.damage:
         raise GputailError(report.damage, "what could be read was analysed")
     return 0
@@ -124,6 +126,14 @@ def _check_files(options: Options) -> None:
             raise UsageError(f"{path} is the recording itself", "give another file to be written")
     if options.html is not None and options.html == options.perfetto:
         raise UsageError(f"--html and --perfetto would both write {options.html}", "give each a file of its own")
+
+
+def _write(path: str, content: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise GputailError(f"cannot write the page to {path}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _no_such_workload(wanted: str, names: list[str]) -> GputailError:

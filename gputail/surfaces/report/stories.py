@@ -1,12 +1,13 @@
-"""A verdict in words, one sentence a request.
+"""Verdicts in words, one sentence each.
 
-In goes a `RequestRecord`, out comes text in which the names of other processes are already fit to print (terminal.clean);
+In go request records and findings, out comes text in which the names of other processes are already fit to print (terminal.clean);
 markup is left to the outputs.
 """
 
 from __future__ import annotations
 
 from gputail.attribution import UNKNOWN
+from gputail.surfaces.report.gathering import Findings
 from gputail.surfaces.terminal import clean, duration
 from gputail.tail import Contribution, RequestRecord
 
@@ -50,6 +51,19 @@ def reason(c: Contribution) -> str:
     if c.culprit_pid is not None and str(c.culprit_pid) not in culprit:
         culprit = f"pid {c.culprit_pid}" + (f", {culprit}" if culprit else "")
     return cause_in_words(c.cause) + (f" ({culprit})" if culprit else "")
+
+
+def headline(found: Findings) -> str:
+    """A workload that had outliers in one sentence: how many, and what most of their excess went to."""
+    first = found.shares[0]
+    text = f"{clean(found.name, MAX_CULPRIT)}: {found.outliers} of {found.requests} requests were slow, by {duration(found.excess_ns)} in all; "
+    text += f"{first.permille / 10:.1f}% of that: "
+    culprit = next((c for c in found.culprits if c.cause == first.cause), None)
+    if culprit is None:
+        return text + cause_in_words(first.cause)
+    others = sum(c.cause == first.cause for c in found.culprits) - 1
+    text += reason(Contribution(first.cause, first.ns, culprit.pid, culprit.text))
+    return text + (f" and {others} other{'s' * (others > 1)}" if others > 0 else "")
 
 
 def story(record: RequestRecord) -> str:

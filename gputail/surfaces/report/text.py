@@ -15,7 +15,7 @@ import numpy as np
 from gputail.budget import ALLOC, COLLECTIVE, COPY, HOST, LAUNCH, MODULE, OFF_CPU, OTHER, RUN_QUEUE, SYNC
 from gputail.surfaces.report.gathering import QUANTILES, Change, Findings, spoken_quantile
 from gputail.surfaces.report.page import Page
-from gputail.surfaces.report.stories import story
+from gputail.surfaces.report.stories import headline, story
 from gputail.surfaces.report.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Around, Timeline
 from gputail.surfaces.terminal import clean, duration, losses
 
@@ -62,6 +62,9 @@ def _head(report: Page, width: int) -> Iterator[str]:
     if incomplete:
         longest = max(found.longest_incomplete_ns or 0 for found in report.workloads)
         yield from _wrap(f"{incomplete} requests are incomplete and have no verdict, the longest of them {duration(longest)}", width)
+    yield ""
+    slow = [found for found in report.workloads if found.outliers]
+    yield from _wrap(headline(slow[0]) if slow else "no outliers: " + why_no_outliers(report), width)
 
 
 def _tails(report: Page, width: int) -> Iterator[str]:
@@ -89,12 +92,10 @@ def _tails(report: Page, width: int) -> Iterator[str]:
         yield f"and {hidden} more workloads"
     if report.further_workloads:
         yield f"and {report.further_requests} requests of {report.further_workloads} workloads that came and went"
-    if report.workloads and not any(found.outliers for found in report.workloads):
-        yield ""
-        yield from _wrap("No outliers: " + _why_none(report), width)
 
 
-def _why_none(report: Page) -> str:
+def why_no_outliers(report: Page) -> str:
+    """Whether that is good news."""
     if all(found.baseline_ns is None for found in report.workloads):
         return "too few complete requests were seen to know what is usual."
     return "no request was well above what is usual for its workload."
