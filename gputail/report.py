@@ -44,7 +44,7 @@ class Options:
 def run(options: Options) -> int:
     """Print the page of a file, write what else is asked for, and return the exit status."""
     _check_files(options)
-    report = _analyse(options)
+    report = analyse(options)
     ascii_only = options.ascii_only or not _is_utf8()
     sys.stdout.write(text.page(report, shutil.get_terminal_size((text.MAX_WIDTH, 24)).columns, ascii_only))
     sys.stdout.flush()
@@ -55,7 +55,8 @@ def run(options: Options) -> int:
     return 0
 
 
-def _analyse(options: Options) -> Page:
+def analyse(options: Options) -> Page:
+    """What there is to say of the file; writes the trace for Perfetto on the way, if it is asked for."""
     pipeline, names, gathering = Pipeline(), Names(), Gathering(options.workload, options.worst)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(f"reading {clean(options.file)}"))
@@ -82,7 +83,14 @@ def _analyse(options: Options) -> Page:
         snapshot = pipeline.snapshot()
         if trace:
             trace.regime_changes(snapshot.regime_changes)
-            trace.note("recording", {"file": options.file, "damage": source.damage, "lost": dict(snapshot.lost)})
+            trace.note(
+                "recording",
+                {
+                    "file": clean(options.file, MAX_COMMAND),
+                    "damage": source.damage and clean(source.damage, MAX_COMMAND),
+                    "lost": dict(snapshot.lost),
+                },
+            )
     workloads = gathering.findings(snapshot)
     if options.workload and not workloads:
         raise _no_such_workload(options.workload, gathering.passed_over())

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gputail.surfaces.report.gathering import Findings
+from gputail.surfaces.report.stories import headline
 from gputail.surfaces.report.timeline import Around
-from gputail.surfaces.terminal import clean
+from gputail.surfaces.terminal import clean, duration, losses
 
+LOST = "calls were lost while tracing: requests known to lack some count as incomplete; others may have had more calls than are seen"
+MAX_DAMAGE = 400
 _MAX_UNIX_NS = 1 << 62
 
 
@@ -54,6 +57,46 @@ class Page:
         clock = self.clock(time_ns, millis=True)
         after = f"+{max(time_ns - self.start_ns, 0) / 1e9:.3f} s"
         return f"{clock.split(' ')[1]} UTC ({after})" if clock else after
+
+    def facts(self) -> str:
+        """Where, when and how long, and what was lost."""
+        began = self.clock(self.start_ns) if self.workloads else None
+        lasted = f"{(self.end_ns - self.start_ns) / 1e9:.1f} s"
+        parts = [
+            f"on {self.node}" if self.node else "",
+            f"{began} UTC" if began else "",
+            lasted,
+            f"{self.events} events",
+            losses(self.lost),
+        ]
+        return "; ".join(filter(None, parts))
+
+    def notices(self) -> list[str]:
+        """What stands between the page and the whole truth."""
+        out = [f"NOT WHOLE: {clean(self.damage, MAX_DAMAGE)}"] if self.damage else []
+        incomplete = sum(found.incomplete for found in self.workloads)
+        if incomplete:
+            longest = duration(max(found.longest_incomplete_ns or 0 for found in self.workloads))
+            what = (
+                "1 request is incomplete and has no verdict:"
+                if incomplete == 1
+                else f"{incomplete} requests are incomplete and have no verdict, the longest"
+            )
+            out.append(f"{what} {longest}")
+        if any(self.lost.values()):
+            out.append(LOST)
+        if self.further_workloads:
+            out.append(f"{self.further_requests} requests of {self.further_workloads} workloads that came and went are not shown")
+        return out
+
+    def headline(self) -> str:
+        """The page in one sentence: the workload with the largest excess, or why there are no outliers."""
+        slow = next((found for found in self.workloads if found.outliers), None)
+        if slow is not None:
+            return headline(slow)
+        if all(found.baseline_ns is None for found in self.workloads):
+            return "no outliers: too few complete requests were seen to know what is usual"
+        return "no outliers: no request was well above what is usual for its workload"
 
     def command(self, pid: int) -> str | None:
         """A process's command line, fit to print."""

@@ -110,9 +110,15 @@ class _LogScale:
 
     def ticks(self) -> list[float]:
         powers = 10.0 ** np.arange(np.floor(np.log10(self.low_ns)), np.ceil(np.log10(self.high_ns)) + 1)
-        steps: Sequence[int] = (1, 2, 5) if self.high_ns / self.low_ns < 200 else (1,)
+        ratio = self.high_ns / self.low_ns
+        steps: Sequence[int] = (1, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 200 else (1,)
         found = [power * step for power in powers.tolist() for step in steps if self.low_ns <= power * step <= self.high_ns]
         return found or [self.low_ns * 1.1]
+
+
+def has_p99(found: Findings) -> bool:
+    """Whether any slice of the recording has enough requests for a p99."""
+    return any(spoken_quantile(found.tail.histogram(first, first + 1), 0.99) is not None for first in range(len(found.tail)))
 
 
 def tail_over_time(found: Findings, height: float = 220) -> Element:

@@ -6,6 +6,8 @@ markup is left to the outputs.
 
 from __future__ import annotations
 
+import re
+
 from gputail.attribution import UNKNOWN
 from gputail.surfaces.report.gathering import Findings
 from gputail.surfaces.terminal import clean, duration
@@ -48,7 +50,7 @@ def reason(c: Contribution) -> str:
     culprit = clean(c.culprit, MAX_CULPRIT) if c.culprit else ""
     if c.cause in _BEHIND and c.culprit_pid is not None:
         return f"{_BEHIND[c.cause]} of pid {c.culprit_pid}" + (f" ({culprit})" if culprit else "")
-    if c.culprit_pid is not None and str(c.culprit_pid) not in culprit:
+    if c.culprit_pid is not None and not re.search(rf"\b[pt]id {c.culprit_pid}\b", culprit):
         culprit = f"pid {c.culprit_pid}" + (f", {culprit}" if culprit else "")
     return cause_in_words(c.cause) + (f" ({culprit})" if culprit else "")
 
@@ -56,8 +58,8 @@ def reason(c: Contribution) -> str:
 def headline(found: Findings) -> str:
     """A workload that had outliers in one sentence: how many, and what most of their excess went to."""
     first = found.shares[0]
-    text = f"{clean(found.name, MAX_CULPRIT)}: {found.outliers} of {found.requests} requests were slow, by {duration(found.excess_ns)} in all; "
-    text += f"{first.permille / 10:.1f}% of that: "
+    text = f"{clean(found.name, MAX_CULPRIT)}: {found.outliers} of {found.requests} requests were slow, "
+    text += f"by {duration(found.excess_ns)} in all; {first.permille / 10:.1f}% of that: "
     culprit = next((c for c in found.culprits if c.cause == first.cause), None)
     if culprit is None:
         return text + cause_in_words(first.cause)

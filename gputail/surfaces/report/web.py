@@ -16,10 +16,10 @@ from gputail import __version__
 from gputail.surfaces.report import plots
 from gputail.surfaces.report.gathering import QUANTILES, Findings, spoken_quantile
 from gputail.surfaces.report.page import Page
-from gputail.surfaces.report.stories import cause_in_words, headline, reason, story
-from gputail.surfaces.report.text import why_no_outliers
+from gputail.surfaces.report.stories import cause_in_words, reason, story
+from gputail.surfaces.report.text import rate
 from gputail.surfaces.report.timeline import NOTHING, Around
-from gputail.surfaces.terminal import clean, duration, losses
+from gputail.surfaces.terminal import clean, duration
 
 MAX_NAME = 200
 MAX_ROWS = 50
@@ -53,41 +53,23 @@ def page(report: Page) -> str:
 
 def _head(main: Element, report: Page) -> None:
     SubElement(main, "h1").text = f"gputail report of {clean(report.file, MAX_NAME)}"
-    began = report.clock(report.start_ns)
-    facts = [
-        f"on {report.node}" if report.node else "",
-        f"{began} UTC" if began else "",
-        f"{(report.end_ns - report.start_ns) / 1e9:.1f} s",
-        f"{report.events} events",
-        losses(report.lost),
-    ]
-    SubElement(main, "p", {"class": "soft"}).text = "; ".join(filter(None, facts))
-    if report.damage:
-        SubElement(main, "p", {"class": "notice"}).text = f"Not whole: {clean(report.damage, 2 * MAX_NAME)}"
-    incomplete = sum(found.incomplete for found in report.workloads)
-    if incomplete:
-        longest = max(found.longest_incomplete_ns or 0 for found in report.workloads)
-        note = f"{incomplete} requests are incomplete and have no verdict, the longest of them {duration(longest)}."
-        SubElement(main, "p", {"class": "notice"}).text = note
-    slow = [found for found in report.workloads if found.outliers]
-    SubElement(main, "p", {"class": "headline"}).text = headline(slow[0]) if slow else "No outliers: " + why_no_outliers(report)
+    SubElement(main, "p", {"class": "soft"}).text = report.facts()
+    for notice in report.notices():
+        SubElement(main, "p", {"class": "notice"}).text = notice
+    SubElement(main, "p", {"class": "headline"}).text = report.headline()
 
 
 def _tails(main: Element, report: Page) -> None:
     SubElement(main, "h2").text = "The tail of each workload"
     rows = []
     for found in report.workloads[:MAX_ROWS]:
-        rate = "-" if found.per_second is None else f"{found.per_second:.3g}" if found.per_second < 1000 else f"{found.per_second:.0f}"
         quantiles = [duration(spoken_quantile(found.histogram, q)) for q in QUANTILES]
-        rows.append([clean(found.name, MAX_NAME), str(found.requests), rate, *quantiles, duration(found.longest_ns),
+        rows.append([clean(found.name, MAX_NAME), str(found.requests), rate(found.per_second), *quantiles, duration(found.longest_ns),
                      duration(found.baseline_ns), str(found.outliers)])  # fmt: skip
     _table(main, ("workload", "requests", "/s", *QUANTILE_NAMES, "max", "usual", "slow"), rows)
     hidden = len(report.workloads) - MAX_ROWS
     if hidden > 0:
         SubElement(main, "p", {"class": "soft"}).text = f"and {hidden} more workloads"
-    if report.further_workloads:
-        further = f"and {report.further_requests} requests of {report.further_workloads} workloads that came and went"
-        SubElement(main, "p", {"class": "soft"}).text = further
 
 
 def _workload(main: Element, report: Page, found: Findings) -> None:
@@ -97,7 +79,8 @@ def _workload(main: Element, report: Page, found: Findings) -> None:
     if command:
         SubElement(SubElement(section, "p", {"class": "soft"}), "code").text = command
     where = "; the dashed line is where before and after meet" if found.change else ""
-    caption = "Durations over time, logarithmic: median (line), p99 (second line, where enough requests), longest (dots, large where slow)"
+    p99 = "p99 (upper line, where there are enough requests), " if plots.has_p99(found) else ""
+    caption = f"Durations over time, logarithmic: median (line), {p99}longest (dots, large where slow)"
     _figure(section, plots.tail_over_time(found), caption + where)
     caption = "How many requests took how long, both logarithmic; the dashed line is what is usual"
     _figure(section, plots.distribution(found), caption + ("; left bars before, right bars after" if found.change else ""))
@@ -123,12 +106,22 @@ def _workload(main: Element, report: Page, found: Findings) -> None:
     _table(section, ("cause", "", "share", "excess", "requests", "time spent"), shares, left=(0, 1, 5))
     if found.culprits:
         SubElement(section, "h3").text = "Culprits"
+        shown = found.culprits[:MAX_CULPRITS]
+        commands = [(report.command(c.pid) if c.pid is not None else None) or "" for c in shown]
         culprits = [
-            ["-" if c.pid is None else str(c.pid), duration(c.ns), str(c.requests), c.cause, clean(c.text, MAX_NAME) if c.text else "",
-             (report.command(c.pid) if c.pid is not None else None) or ""]
-            for c in found.culprits[:MAX_CULPRITS]
-        ]  # fmt: skip
-        _table(section, ("pid", "excess", "requests", "cause", "who or what", "command"), culprits, left=(0, 3, 4, 5))
+            [
+                "-" if c.pid is None else str(c.pid),
+                duration(c.ns),
+                str(c.requests),
+                c.cause,
+                clean(c.text, MAX_NAME) if c.text else "",
+                command,
+            ]
+            for c, command in zip(shown, commands, strict=True)
+        ]
+        head = ("pid", "excess", "requests", "cause", "who or what", "command")
+        columns = len(head) if any(commands) else len(head) - 1
+        _table(section, head[:columns], [row[:columns] for row in culprits], left=(0, 3, 4, 5))
         rest = found.culprits[MAX_CULPRITS:]
         if rest:
             SubElement(section, "p", {"class": "soft"}).text = f"and {len(rest)} more, {duration(sum(c.ns for c in rest))} in all"
