@@ -130,6 +130,8 @@ def _check_files(options: Options) -> None:
         what = "standard input" if options.file == "-" else options.file
         raise GputailError(f"cannot report on {what}: it is read twice, and only a regular file can be", "save the recording to a file")
     for path in (options.html, options.perfetto):
+        if path == "-":
+            raise UsageError("standard output is for the text", "give --html and --perfetto the names of files")
         if path is not None and os.path.exists(path) and os.path.samefile(path, options.file):
             raise UsageError(f"{path} is the recording itself", "give another file to be written")
     if options.html is not None and options.html == options.perfetto:

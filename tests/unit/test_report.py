@@ -234,6 +234,8 @@ def test_the_recording_itself_is_never_overwritten(recording: Path) -> None:
             run(options)
     with pytest.raises(UsageError, match="would both write"):
         run(Options(str(recording), html="x", perfetto="x"))
+    with pytest.raises(UsageError, match="standard output is for the text"):
+        run(Options(str(recording), html="-"))
     assert recording.read_bytes() == before
 
 

@@ -109,7 +109,7 @@ def test_the_style_knows_every_class_and_every_colour_is_there_for_light_and_dar
     }
     used |= set(plots.CLASS_OF_KIND.values())
     assert {name for name in used if f".{name}" not in style} == set()
-    light, dark = style.split("@media screen and (prefers-color-scheme: dark)")
+    light, dark = style.split("@media screen and (prefers-color-scheme: dark)")  # and paper is as light as light
     named = set(re.findall(r"var\((--[\w-]+)\)", style))
     assert named == set(re.findall(r"^ +(--[\w-]+):", light, re.MULTILINE)) == set(re.findall(r"^ +(--[\w-]+):", dark, re.MULTILINE))
 

@@ -86,6 +86,11 @@ class Findings:
     def longest_ns(self) -> int:
         return int(self.tail.longest_ns.max())
 
+    def quantile(self, q: float) -> int | None:
+        """The quantile (ns), None where there are too few requests to speak of it; a bucket's middle never tops the longest."""
+        ns = spoken_quantile(self.histogram, q)
+        return None if ns is None else min(ns, self.longest_ns)
+
     @property
     def per_second(self) -> float | None:
         return self.requests / (self.last_ns - self.first_ns) * 1e9 if self.requests > 1 and self.last_ns > self.first_ns else None

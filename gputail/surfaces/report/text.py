@@ -115,7 +115,7 @@ def _tails(report: Page, pen: _Pen) -> Iterator[str]:
     head = ("workload", "requests", "/s", "p50", "p90", "p99", "p99.9", "max", "usual", "slow")
     rows = []
     for found in report.workloads[:MAX_ROWS]:
-        quantiles = (_short(spoken_quantile(found.histogram, q)) for q in QUANTILES)
+        quantiles = (_short(found.quantile(q)) for q in QUANTILES)
         rows.append(
             (
                 clean(found.name, MAX_WIDTH),

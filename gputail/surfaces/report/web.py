@@ -63,7 +63,7 @@ def _tails(main: Element, report: Page) -> None:
     SubElement(main, "h2").text = "The tail of each workload"
     rows = []
     for found in report.workloads[:MAX_ROWS]:
-        quantiles = [duration(spoken_quantile(found.histogram, q)) for q in QUANTILES]
+        quantiles = [duration(found.quantile(q)) for q in QUANTILES]
         rows.append([clean(found.name, MAX_NAME), str(found.requests), rate(found.per_second), *quantiles, duration(found.longest_ns),
                      duration(found.baseline_ns), str(found.outliers)])  # fmt: skip
     _table(main, ("workload", "requests", "/s", *QUANTILE_NAMES, "max", "usual", "slow"), rows)
