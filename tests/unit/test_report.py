@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputail import cli, events
+from gputail import attribution, cli, events
 from gputail.errors import GputailError, UsageError
 from gputail.pipeline import replay_batches
 from gputail.report import Options, analyse, run
 from gputail.source import Source
-from gputail.surfaces.report import text
+from gputail.surfaces.report import stories, text
 from gputail.surfaces.report.gathering import permille
 from gputail.surfaces.report.stories import headline, reason, story
 from gputail.surfaces.report.timeline import runs
@@ -82,6 +82,11 @@ def test_a_story_names_the_process_and_its_kernel(recording: Path) -> None:
     assert f"3 of 120 requests were slow, by {duration(found.excess_ns)} in all; " in headline(found)
     assert headline(found).endswith(f"waiting behind kernels of pid {CULPRIT} (python3, gemm)")
     assert [(c.pid, c.text, c.requests) for c in found.culprits][:1] == [(CULPRIT, "python3, gemm", 3)]
+
+
+def test_every_cause_has_words() -> None:
+    causes = {module.CAUSE for module in attribution._ORDER} | {attribution.UNKNOWN}
+    assert causes <= set(stories._WORDS) | set(stories._BEHIND)
 
 
 @pytest.mark.parametrize("cause", ["foreign_kernel", "cpu_preempted", "unknown", "of_the_future"])
