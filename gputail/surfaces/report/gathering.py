@@ -12,16 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gputail.attribution import UNKNOWN
+from gputail.baseline import REGIME_NS, RegimeChange
 from gputail.histogram import Histogram
 from gputail.snapshot import Snapshot
 from gputail.surfaces.report.tails import Tail
-from gputail.tail import OUTLIER_SHARE, REGIME_NS, RegimeChange, RequestRecord
+from gputail.tail import RequestRecord
 
 MAX_WORKLOADS = 128
 MAX_CULPRITS = 1024  # of one workload
 MAX_CULPRIT_CHARS = 200
-# A change between the halves of a recording is shown where a quantile moved by as much as makes an outlier.
-SHIFT = 1 + OUTLIER_SHARE
+# A change between the halves of a recording is shown where a quantile moved by so much.
+SHIFT = 1.2
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 # Counts and sizes in a culprit's description differ from request to request; what is left tells culprits apart.

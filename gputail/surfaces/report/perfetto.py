@@ -16,12 +16,13 @@ from types import TracebackType
 import numpy as np
 
 from gputail import __version__, events
+from gputail.baseline import RegimeChange
 from gputail.errors import GputailError
 from gputail.names import Names
 from gputail.probes import table
 from gputail.surfaces.report.stories import story
 from gputail.surfaces.terminal import clean
-from gputail.tail import RegimeChange, RequestRecord
+from gputail.tail import RequestRecord
 
 # Linux has no thread ids from here on (PID_MAX_LIMIT is 2^22): what is added to a thread's own makes those of its other tracks.
 REQUESTS, OFF_CPU = 1 << 23, 1 << 24
