@@ -244,6 +244,14 @@ class CaptureReader:
             self.close()
             raise
 
+    @property
+    def fraction(self) -> float | None:
+        """The share (0 to 1) of the file that has been read; None where its size is not known, as that of a pipe."""
+        try:
+            return self._file.tell() / os.fstat(self._file.fileno()).st_size
+        except (OSError, ZeroDivisionError):
+            return None
+
     def close(self) -> None:
         if self.path != "-":
             self._file.close()

@@ -66,7 +66,13 @@ examples:
 
 REPORT_EPILOG = """\
 examples:
-  gputail report slow.gpt            not available in this version yet"""
+  gputail report slow.gpt
+  gputail report slow.gpt --worst 10 --workload python3/4242
+  COLUMNS=80 gputail report slow.gpt --ascii > incident.txt
+  gputail report slow.gpt --html slow.html --perfetto slow.json"""
+
+
+MAX_WORST = 100  # requests with a timeline in a report
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,6 +97,12 @@ def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def _listen_flag(text: str) -> Any:
     # Off stays text: None would read as "the flag was not given".
     return config.parse_listen(text) or text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_WORST:
+        raise ValueError(f"{text!r} is no number from 0 to {MAX_WORST}")
+    return int(text)
 
 
 def parser() -> Parser:
@@ -143,8 +155,15 @@ def parser() -> Parser:
         help="instead of the summary, write a JSON object per request to OUT; stdout without OUT or with -",
     )
 
-    report = verb("report", _not_yet, "a report of a recording (not available yet)", REPORT_EPILOG)
-    report.add_argument("file", metavar="FILE", help="written by gputail record")
+    report = verb("report", _report, "a page about a recording, or a .npz trace, for an incident: text, HTML, Perfetto", REPORT_EPILOG)
+    report.add_argument("file", metavar="FILE", help="written by gputail record, or a .npz trace; it is read twice")
+    report.add_argument("--html", metavar="OUT", help="write the page with plots, too, as one HTML file that needs nothing else")
+    report.add_argument("--perfetto", metavar="OUT", help="write requests, calls and verdicts, too, as a trace that ui.perfetto.dev opens")
+    report.add_argument(
+        "--worst", type=_value(_count), default=5, metavar="N", help=f"show the N worst requests (default 5, at most {MAX_WORST})"
+    )
+    report.add_argument("--workload", default="", metavar="NAME", help="report only on workloads that have NAME in their name")
+    report.add_argument("--ascii", action="store_true", help="draw with ASCII alone, as is done where the locale is not UTF-8")
 
     demo = verb("demo", _demo, "trace simulated programs and show which of the slow requests were named right", DEMO_EPILOG)
     demo.add_argument("--seconds", type=_value(config.parse_duration), default=20.0, metavar="S", help="how long to trace (default 20)")
@@ -221,6 +240,12 @@ def _replay(args: argparse.Namespace) -> int:
     from gputail import replay
 
     return replay.run(args.file, args.jsonl)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from gputail import report
+
+    return report.run(report.Options(args.file, args.worst, args.workload, args.html, args.perfetto, args.ascii))
 
 
 def _check(args: argparse.Namespace) -> int:
