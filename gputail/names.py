@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from gputail import events
+from gputail.demangle import short
 
 MAX_PROCESSES = 4096
 MAX_THREADS = 16384
@@ -40,9 +41,9 @@ class Names:
         return printable(name) if name is not None else None
 
     def kernel(self, tgid: int, handle: int) -> str | None:
-        """The (mangled) name of a kernel, or None."""
+        """The name of a kernel, demangled and short, or None."""
         name = self._kernels.get((tgid, handle))
-        return printable(name) if name is not None else None
+        return printable(short(name)) if name is not None else None
 
     def label(self, tgid: int) -> str:
         """A process's comm for use in a workload's name; "unknown" if it is not known."""

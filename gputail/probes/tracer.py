@@ -22,6 +22,7 @@ from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
 from gputail.probes import syscalls
+from gputail.probes.handles import HandleNames
 from gputail.probes.host import HostProbes
 from gputail.probes.links import Links, Site, make_attacher, probe_offset
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
@@ -88,6 +89,7 @@ class Tracer:
             self._kernel.add_targets(options.pids)
         self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
         self._merger = Merger(HOLD_NS)
+        self._handles = HandleNames()
         self._scanner = Scanner()
         self._attached: dict[Identity, _Attached] = {}
         self._pinned: set[Identity] = set()  # attached by name: kept whether or not anyone uses them
@@ -148,7 +150,9 @@ class Tracer:
         for stage, number in (("late", late), ("malformed", malformed + malformed_names)):
             if number:
                 lost[stage] = number
-        return Batch(calls, concatenated_names(name_arrays), self._news_of(calls), lost, self._merger.watermark_ns)
+        names = concatenated_names(name_arrays)
+        names = np.concatenate((names, self._handles.learn(calls, names)))
+        return Batch(calls, names, self._news_of(calls), lost, self._merger.watermark_ns)
 
     def _news_of(self, calls: np.ndarray) -> tuple[Process, ...]:
         """Processes that are in these calls and were not described before. Those that have ended stay what the kernel says."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputail.events import CALL, PER_THREAD
+from gputail.events import CALL, NAME_KERNEL, PER_THREAD
 from gputail.probes.table import BY_NUMBER, BY_SYMBOL, OFF_CPU_CALL, is_per_thread
 from gputail.probes.tracer import TraceOptions, Tracer
 from gputail.sim.build import build
@@ -39,6 +39,7 @@ class Trace:
             batches = [self.tracer.poll(), self.tracer.finish()]
             self._batches = [batch.calls for batch in batches]
             self._lost = [dict(batch.lost) for batch in batches]
+            self.names = np.concatenate([batch.names for batch in batches])
             self._over = True
         rows = np.concatenate([np.empty(0, CALL), *self._batches])
         rows = rows[rows["call"] != OFF_CPU_CALL]
@@ -179,6 +180,19 @@ def test_every_kind_of_copy_and_memset_is_seen_with_its_bytes_and_stream(trace, 
         rows = trace.calls()
         rows = rows[(rows["call"] == number) & (rows["tgid"] == caller.pid)]
         assert list(zip(rows["size"].tolist(), rows["stream"].tolist(), strict=True)) == wanted, BY_NUMBER[number].name
+
+
+def test_kernels_loaded_before_tracing_are_named_from_their_handles(start):
+    caller = start()
+    early = caller.kernel("_Z5saxpyv", "early")
+    trace = Trace(caller.pid)
+    late = caller.kernel("_Z4gemmv", "late")
+    for function in ("early", "late"):
+        caller.do(f"call cuLaunchKernel 23 ${function} 1 1 1 1 1 1 0 0 params:1000 0")
+    trace.calls()
+    named = [(int(row["handle"]), bytes(row["text"])[: row["length"]]) for row in trace.names if row["kind"] == NAME_KERNEL]
+    assert sorted(named) == sorted([(early, b"_Z5saxpyv"), (late, b"_Z4gemmv")])
+    trace.tracer.close()
 
 
 def test_threads_children_and_executed_programs_are_seen_as_themselves(trace, start):
