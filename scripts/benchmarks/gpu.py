@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # As the simulated ones, and a CPU-bound victim that another tenant's kernels hardly hurt.
 GPU_LABELS = {**LABELS, "none+xgemm": ("cpu", "none", "xgemm"), "async+xgemm": ("async", "none", "xgemm")}
 DEFAULT = "none,gpu,graph,async,gpu+xgemm,graph+xgemm"
-VICTIM_CPU, OTHER_CPU = 2, 4
+VICTIM_CPU, OTHER_CPU = 9, 5
 
 
 def plain_environment() -> dict[str, str]:
