@@ -131,11 +131,13 @@ class Boundaries:
             if kind == best or (kind[2] == UNKNOWN_NEXT and kind[0] != C_HTOD):
                 self._idle_from[kind] = threshold
                 continue
-            idle_like = typical[kind] >= DEFAULT_IDLE_NS and score[kind] * 4 >= score[best]
+            # A look at the GPU long after the usual end of a request does not belong to it.
+            later = kind[:2] == best[:2] and typical[kind] * 2 >= typical[best]
+            idle_like = typical[kind] >= DEFAULT_IDLE_NS and (score[kind] * 4 >= score[best] or later)
             successor = follower.get(kind)
             inner = successor is not None and score.get(successor, 0) > score[kind] and not idle_like
             same_role = kind[0] != C_HTOD and (kind[2] == best[2] or _same_work(waits, known[best]))
-            comparable = score[kind] * 4 >= score[best] or same_role
+            comparable = score[kind] * 4 >= score[best] or same_role or idle_like
             self._idle_from[kind] = threshold if comparable and not inner else NEVER
         for pair in {kind[:2] for kind in known}:
             votes: Counter[float] = Counter()

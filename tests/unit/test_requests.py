@@ -428,3 +428,16 @@ def test_host_time_is_what_remains() -> None:
         assert request.parts[HOST] == 3 * US + 90 * US + 20 * 5 * US + 3 * US
         assert sum(request.parts) == request.duration_ns
         assert len(request.parts) == len(PARTS)
+
+
+def test_a_wait_long_after_a_request_belongs_to_no_request() -> None:
+    actor = Actor()
+    spans = []
+    for number in range(400):
+        begin = actor.now_ns
+        actor.serve(rest_ns=0)
+        spans.append((begin, actor.now_ns))
+        actor.rest(2 * MS)
+        if number % 10 == 9:
+            actor.sync(stream=0x77).rest(2 * MS)
+    assert [(request.start_ns, request.end_ns) for request in requests_of(actor)] == spans
