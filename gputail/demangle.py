@@ -17,13 +17,11 @@ _LENGTH = re.compile(r"(\d{1,3})")
 @functools.lru_cache(maxsize=4096)
 def short(name: str) -> str:
     """`at::native::vectorized_elementwise_kernel` for its mangled name: without return type, arguments and templates'."""
-    readable = _qualified(_demangled(name)) or name
+    readable = _qualified(_demangled(name)) if name.startswith("_Z") else name
     return readable if len(readable) <= MAX_CHARS else readable[: MAX_CHARS - 3] + "..."
 
 
 def _demangled(name: str) -> str:
-    if not name.startswith("_Z"):
-        return name
     try:
         import cxxfilt  # late: it looks for its library with a process of its own
 
@@ -59,4 +57,4 @@ def _qualified(name: str) -> str:
             depth = max(depth - 1, 0)
         elif not depth:
             out.append(character)
-    return "".join(out).strip().rpartition(" ")[2]
+    return "".join(out).strip().rpartition(" ")[2] or name
