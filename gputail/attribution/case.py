@@ -60,6 +60,11 @@ class Case:
     def own_class(self) -> np.ndarray:
         return CLASS_OF_CALL[self.own["call"]]
 
+    def latest_usual(self, count: int) -> list[np.ndarray]:
+        """The rows of the last usual requests of the same thread, of those that are still known."""
+        rows = [self._history.thread(self.request.tid, start, end) for start, end in self.usual.latest[-count:]]
+        return [some for some in rows if len(some)]
+
     @cached_property
     def siblings(self) -> list[GpuWork]:
         """What the process had outstanding on streams that the request has nothing on, whichever thread gave it."""

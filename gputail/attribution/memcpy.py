@@ -11,6 +11,7 @@ from gputail.tail import Contribution
 CAUSE = "memcpy"
 # Copies smaller than this take their time for other reasons than their size.
 LARGE_BYTES = 64 << 10
+LATEST = 5  # usual requests that say how long such copies took before
 
 
 def explain(case: Case) -> list[Contribution]:
@@ -35,19 +36,28 @@ def explain(case: Case) -> list[Contribution]:
 
 
 def explain_rest(case: Case) -> list[Contribution]:
-    """A copy to the GPU of the usual size that blocked though nobody else held it up: it came out of pageable memory.
+    """Copies to the GPU of the usual size that blocked though nobody else held them up: they came out of pageable memory.
 
-    Only where it came before any work of the request that it could have waited for.
+    Only those that came before any work of the request that they could have waited for, and only what they took beyond
+    those of the last usual requests.
     """
     left = case.left[COPY]
     if left < MATERIAL * case.excess_ns:
         return []
-    work = np.flatnonzero(np.isin(case.own_class, (C_LAUNCH, C_GRAPH)))
-    before = case.own[: work[0] if len(work) else len(case.own)]
-    rows = before[(CLASS_OF_CALL[before["call"]] == C_HTOD) & (before["size"] >= LARGE_BYTES)]
+    rows = _uploads(case.own)
     took = int(rows["duration_ns"].sum())
-    if not took or not 0.5 <= left / took <= 2:  # most of the time is new, and most of what is new is theirs
+    before = sorted(int(_uploads(usual)["duration_ns"].sum()) for usual in case.latest_usual(LATEST))
+    beyond = took - before[len(before) // 2] if before else 0
+    if beyond < left / 2 or beyond < took / 2:
         return []
     longest = rows[np.argmax(rows["duration_ns"])]
     culprit = f"{int(longest['size'])} bytes HtoD blocked for {int(longest['duration_ns']) / 1e6:.1f} ms: pageable memory"
-    return contribution(CAUSE, case.take(COPY, took), None, culprit)
+    return contribution(CAUSE, case.take(COPY, beyond), None, culprit)
+
+
+def _uploads(rows: np.ndarray) -> np.ndarray:
+    """The large copies to the GPU before the first launch."""
+    kind = CLASS_OF_CALL[rows["call"]]
+    work = np.flatnonzero(np.isin(kind, (C_LAUNCH, C_GRAPH)))
+    first = work[0] if len(work) else len(rows)
+    return rows[:first][(kind[:first] == C_HTOD) & (rows["size"][:first] >= LARGE_BYTES)]

@@ -38,6 +38,18 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "gil": ("cpu", "gil", ""),
     "ptxjit": ("cpu", "ptxjit", ""),
     "alloc": ("cpu", "alloc", ""),
+    "module": ("cpu", "module", ""),
+    "gmorework": ("gpu", "morework", ""),
+    "compute": ("cpu", "compute", ""),
+    "sleep": ("cpu", "sleep", ""),
+    "backpressure": ("burst", "backpressure", ""),
+    "copy+xcopy": ("copy", "none", "xcopy"),
+    # Twins: they look like another label and must not be blamed for it.
+    "none+xgemm": ("cpu", "none", "xgemm"),
+    "between": ("gpu", "between", ""),
+    "longkernel": ("gpu", "longkernel", ""),
+    # Decoys: a little noise on the host while another process's kernels hold the GPU.
+    "noise+xgemm": ("gpu", "noise", "xgemm"),
 }
 
 
@@ -56,14 +68,14 @@ class Truth:
 class Scenario:
     """The running programs of one label, started by `scenario`."""
 
-    def __init__(self, label: str, seconds: float, seed: int, folder: Path, built: Built, cpus: list[int]) -> None:
+    def __init__(self, label: str, seconds: float, seed: int, folder: Path, built: Built, cpus: list[int], varied: bool) -> None:
         kind, fault, aggressor = LABELS[label]
         self.label = label
         self._folder = folder
         self._environment = {**os.environ, "GPUTAIL_SIM_GPU": str(folder / "gpu")}
         # Hogs must have the victim's CPU to share; others stay off it, as far as there is another.
         self._victim_cpu, self._other_cpu = cpus[-1], cpus[-1] if aggressor == "cpuhog" else cpus[0]
-        common = ["--seconds", str(seconds), "--seed", str(seed)]
+        common = ["--seconds", str(seconds), "--seed", str(seed), "--varied", str(int(varied))]
         self._aggressor = (
             self._start(built.programs["aggressor"], self._other_cpu, "--kind", aggressor, *common, "--truth", str(folder / "aggressor"))
             if aggressor
@@ -102,12 +114,15 @@ class Scenario:
 
 
 @contextmanager
-def scenario(label: str, seconds: float, seed: int = 1, cpus: list[int] | None = None) -> Iterator[Scenario]:
-    """Run the programs of a label for so many seconds, on a simulated GPU of their own: the victim on the last of the CPUs."""
+def scenario(label: str, seconds: float, seed: int = 1, cpus: list[int] | None = None, varied: bool = False) -> Iterator[Scenario]:
+    """Run the programs of a label for so many seconds, on a simulated GPU of their own: the victim on the last of the CPUs.
+
+    varied: faults of several sizes, some of them small, instead of one that cannot be overlooked.
+    """
     built = build()
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="gputail-sim-", dir=shared_memory) as folder:
-        running = Scenario(label, seconds, seed, Path(folder), built, cpus or sorted(os.sched_getaffinity(0)))
+        running = Scenario(label, seconds, seed, Path(folder), built, cpus or sorted(os.sched_getaffinity(0)), varied)
         try:
             yield running
         finally:

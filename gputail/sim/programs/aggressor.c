@@ -20,11 +20,12 @@ static handle stream, kernel;
 static uint64_t device_memory;
 static void *pinned;
 
-static void multiply(void)
+/* Kernels for so many ms. */
+static void multiply(int ms)
 {
 	int i;
 
-	for (i = 0; i < 40; i++)
+	for (i = 0; i < ms; i++)
 		launch(kernel, FULL_GRID, MS, stream);
 	must(cuStreamSynchronize(stream), "cuStreamSynchronize");
 }
@@ -59,6 +60,7 @@ static void hog(void)
 
 int main(int argc, char **argv)
 {
+	static const int lengths[] = {1, 2, 8}; /* ms of kernels in a burst; half a request's wait, or all of it */
 	struct options options;
 	unsigned random;
 	long long begin, end;
@@ -82,12 +84,12 @@ int main(int argc, char **argv)
 	for (;;) {
 		long long start;
 
-		rest_for((300 + 400 * random_share(&random)) * MS);
+		rest_for((options.varied ? 40 + 60 * random_share(&random) : 300 + 400 * random_share(&random)) * MS);
 		if (now_ns() + 200 * MS > end)
 			break;
 		start = now_ns();
 		if (!strcmp(options.kind, "xgemm"))
-			multiply();
+			multiply(options.varied ? lengths[(int)(3 * random_share(&random))] : 40);
 		else if (!strcmp(options.kind, "xcopy"))
 			copy();
 		else

@@ -25,11 +25,13 @@ void parse_options(int argc, char **argv, struct options *options)
 			options->seconds = atof(argv[i + 1]);
 		else if (!strcmp(argv[i], "--seed"))
 			options->seed = atoi(argv[i + 1]);
+		else if (!strcmp(argv[i], "--varied"))
+			options->varied = atoi(argv[i + 1]);
 		else
 			break;
 	}
 	if (i != argc || !options->truth) {
-		fprintf(stderr, "usage: %s --truth FILE [--kind K] [--fault F] [--seconds S] [--seed N]\n", argv[0]);
+		fprintf(stderr, "usage: %s --truth FILE [--kind K] [--fault F] [--seconds S] [--seed N] [--varied 0|1]\n", argv[0]);
 		exit(2);
 	}
 }

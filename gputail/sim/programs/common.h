@@ -16,6 +16,7 @@ int cuStreamCreate(handle *stream, unsigned flags);
 int cuStreamSynchronize(handle stream);
 int cuEventCreate(handle *event, unsigned flags);
 int cuEventRecord(handle event, handle stream);
+int cuStreamWaitEvent(handle stream, handle event, unsigned flags);
 int cuEventSynchronize(handle event);
 int cuModuleLoadData(handle *module, const void *image);
 int cuModuleUnload(handle module);
@@ -40,6 +41,7 @@ struct options {
 	const char *kind, *fault, *truth;
 	double seconds;
 	unsigned seed;
+	int varied; /* faults and bursts of several sizes, and more of them, instead of one that cannot be overlooked */
 };
 
 void parse_options(int argc, char **argv, struct options *options);

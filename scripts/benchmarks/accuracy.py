@@ -1,0 +1,222 @@
+"""Verdicts under real eBPF on the simulated driver, against what was injected: by cause and by how much it cost.
+
+Each label runs with faults of several sizes (see gputail/sim/programs/victim.c). A request into which something was injected
+counts in the dose that it really cost: what it took beyond the median of the clean ones, of which 3 to 10% is the small
+dose, up to 22% the middle one, beyond that the large one; less has not hurt. `right`: the first cause is the injected one.
+`silent`: no outlier, or of unknown cause. Twins look like another label and must never be named as it; decoys are
+another process's kernels beside noise on the host.
+
+usage: scripts/bench accuracy [--json] [--seconds S] [--seeds N] [--labels L,...] [--record DIR | --judge DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gputail import traces
+from gputail.pipeline import Pipeline, replay_batches
+from gputail.sim.judge import HAS_CULPRIT, RIGHT, SLACK_NS
+from gputail.sim.scenario import Truth, scenario, write_trace
+
+DOSES = {"small": 0.03, "middle": 0.10, "large": 0.22}
+CAUSES = (
+    "gpu+xgemm", "graph+xgemm", "copy+xcopy", "gside", "gdevsync", "devsync", "pageable", "morework", "gmorework", "gil", "cpuhog",
+    "compute", "sleep", "module", "alloc", "backpressure",
+)  # fmt: skip
+# label -> the causes that it must not be given
+TWINS = {
+    "none+xgemm": {"foreign_kernel"},
+    "between": {"sibling_kernel", "blocking_sync"},
+    "longkernel": {"blocking_sync", "sibling_kernel", "foreign_kernel", "memcpy"},
+}
+DECOYS = {"noise+xgemm": {"host_compute", "host_blocked", "memory_alloc"}}
+LABELS = (*CAUSES, *TWINS, *DECOYS, "none", "gpu", "async")
+
+
+@dataclass
+class Tally:
+    """Counts of requests of one label. by_dose: dose -> first cause -> how many; silence is ""."""
+
+    label: str
+    requests: int = 0
+    one_to_one: int = 0
+    clean: int = 0
+    blamed: Counter[str] = field(default_factory=Counter)  # clean ones by the cause they were given
+    by_dose: dict[str, Counter[str]] = field(default_factory=lambda: {dose: Counter() for dose in DOSES})
+    named: int = 0  # right ones with the right process
+    explained: list[float] = field(default_factory=list)  # share of the excess of right ones that is not unknown
+    confidence: list[tuple[float, bool]] = field(default_factory=list)  # stated, and whether the cause was right
+    latency_ms: list[float] = field(default_factory=list)  # from the request's end to its record
+
+    def right(self, dose: str) -> int:
+        return sum(self.by_dose[dose][cause] for cause in RIGHT.get(self.label.rpartition("+")[2], ()))
+
+
+def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth) -> None:
+    """Add one run of a label."""
+    mine = sorted((record for record in records if record["tid"] == truth.victim), key=lambda record: record["start_ns"])
+    starts = np.array([record["start_ns"] for record in mine], np.int64)
+    ends = np.array([record["end_ns"] for record in mine], np.int64)
+    kind = truth.label.rpartition("+")[2]
+    right = RIGHT.get(kind, frozenset())
+    begin, end = truth.requests[:, 0], truth.requests[:, 1]
+    injected = np.zeros(len(begin), bool)
+    for first, last in np.concatenate([truth.faults, truth.bursts]):
+        injected |= (begin < last) & (end > first)
+    usual = np.median((end - begin)[~injected])
+    cost = (end - begin) / usual - 1
+    into.requests += len(begin)
+    for number in range(len(begin)):
+        inside = mine[np.searchsorted(ends, begin[number]) : np.searchsorted(starts, end[number])]
+        whole = len(inside) == 1 and inside[0]["start_ns"] >= begin[number] - SLACK_NS and inside[0]["end_ns"] <= end[number] + SLACK_NS
+        into.one_to_one += whole
+        worst = max((record for record in inside if record["outlier"]), key=lambda record: record["excess_ns"], default=None)
+        cause = worst["cause"] if worst and worst["cause"] != "unknown" else ""
+        if not injected[number]:
+            into.clean += 1
+            into.blamed[cause] += bool(cause)
+            continue
+        if cost[number] < DOSES["small"]:
+            continue
+        into.by_dose[_dose(cost[number])][cause] += 1
+        if worst and cause:
+            into.confidence.append((worst["confidence"], cause in right))
+        if worst and cause in right:
+            into.named += any(c["cause"] in right and c["culprit_pid"] == truth.aggressor for c in worst["contributions"])
+            unknown = sum(c["ns"] for c in worst["contributions"] if c["cause"] == "unknown")
+            into.explained.append(1 - unknown / max(worst["excess_ns"], 1))
+
+
+def _dose(cost: float) -> str:
+    return next(dose for dose in reversed(DOSES) if cost >= DOSES[dose])
+
+
+def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None) -> None:
+    """One live run of a label: the victim has the last CPU, we and all others the rest."""
+    from gputail.probes.tracer import TraceOptions, Tracer
+    from gputail.sim.build import build
+
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus[:-1] or cpus)
+    tracer = Tracer(TraceOptions(pids=frozenset([os.getpid()]), libraries=(str(build().libraries / "libcuda.so.1"),)))
+    pipeline, records, rows = Pipeline(), [], []
+    try:
+        with scenario(label, seconds, seed, cpus, varied=True) as running:
+            over_at = None
+            while over_at is None or time.monotonic() < over_at:  # verdicts come 0.4 s after a request's end
+                batch = tracer.poll()
+                pipeline.feed(batch)
+                rows.append(batch.calls)
+                for record in pipeline.take_records():
+                    into.latency_ms.append((time.monotonic_ns() - record.end_ns) / 1e6)
+                    records.append(record.as_dict())
+                if over_at is None and not running.is_running():
+                    over_at = time.monotonic() + 0.6
+            truth = running.truth()
+    finally:
+        tracer.close()
+        os.sched_setaffinity(0, cpus)
+    if lost := pipeline.snapshot().lost:
+        print(f"{label}: lost {lost}", file=sys.stderr)
+    if keep:
+        write_trace(keep / f"{label}-{seed}.npz", np.concatenate(rows), truth)
+    tally(into, records, truth)
+
+
+def judge_again(path: Path, into: Tally) -> None:
+    """The tally of a run that --record kept."""
+    with np.load(path, allow_pickle=False) as kept:
+        truth = Truth(str(kept["label"]), int(kept["victim"]), int(kept["aggressor"]), kept["requests"], kept["faults"], kept["bursts"])
+    tally(into, (record.as_dict() for record in replay_batches(traces.batches(traces.load(str(path))))), truth)
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "-"
+
+
+def show(tallies: list[Tally]) -> None:
+    print("injected: right, wrong and silent of all, by dose")
+    print(f"{'label':14}{'one to one':>11}" + "".join(f"{dose:>22}" for dose in DOSES) + f"{'culprit':>9}{'blamed':>12}  wrong causes")
+    total: dict[str, Counter[str]] = {dose: Counter() for dose in DOSES}
+    for one in tallies:
+        kind = one.label.rpartition("+")[2]
+        cells, wrong_causes = [], Counter[str]()
+        for dose, given in one.by_dose.items():
+            count, right, silent = given.total(), one.right(dose), given[""]
+            if one.label not in TWINS:
+                total[dose] += Counter(right=right, silent=silent, all=count)
+            wrong_causes += Counter({cause: n for cause, n in given.items() if cause and cause not in RIGHT.get(kind, ())})
+            cells.append(f"{right:4}{count - right - silent:4}{silent:4} of{count:4}" if count else "-")
+        rights = sum(one.right(dose) for dose in DOSES)
+        named = share(one.named, rights) if kind in HAS_CULPRIT else "-"
+        blamed = f"{sum(one.blamed.values())} of {one.clean}"
+        row = f"{one.label:14}{share(one.one_to_one, one.requests):>11}" + "".join(f"{cell:>22}" for cell in cells)
+        print(row + f"{named:>9}{blamed:>12}  " + ", ".join(f"{n} {cause}" for cause, n in wrong_causes.most_common(4)))
+    for dose, count in total.items():
+        print(f"{dose}: {share(count['right'], count['all'])} right, {share(count['silent'], count['all'])} silent, of {count['all']}")
+    for names, what in ((TWINS, "twins"), (DECOYS, "decoys")):
+        hurt = [(one, cause) for one in tallies if one.label in names for cause in names[one.label]]
+        bad = sum(given[cause] for one, cause in hurt for given in (*one.by_dose.values(), one.blamed))
+        print(f"{what} blamed: {bad} of {sum(one.requests for one in tallies if one.label in names)} requests")
+    clean = sum(one.clean for one in tallies)
+    blamed = sum((one.blamed for one in tallies), Counter[str]())
+    print(
+        f"clean requests given a cause, per 1,000 of {clean}: "
+        + ", ".join(f"{1000 * n / clean:.1f} {c}" for c, n in blamed.most_common() if n)
+    )
+    if explained := [value for one in tallies for value in one.explained]:
+        print(f"explained share of the excess, median: {np.median(explained):.2f}")
+    if latency := [value for one in tallies for value in one.latency_ms]:
+        print(f"from a request's end to its record, ms: median {np.median(latency):.0f}, 99% {np.percentile(latency, 99):.0f}")
+    stated = np.array([pair for one in tallies if one.label in CAUSES for pair in one.confidence], float).reshape(-1, 2)
+    for low, high in ((0, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01)):
+        inside = stated[(stated[:, 0] >= low) & (stated[:, 0] < high)]
+        if len(inside):
+            print(f"confidence {low:.1f} to {min(high, 1):.1f}: {share(int(inside[:, 1].sum()), len(inside))} right of {len(inside)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per label")
+    parser.add_argument("--seconds", type=float, default=9)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--labels", default=",".join(LABELS))
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep the runs there as labelled traces")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="judge what --record kept, running nothing")
+    options = parser.parse_args()
+    tallies = {label: Tally(label) for label in options.labels.split(",")}
+    if unknown := set(tallies) - set(LABELS):
+        parser.error(f"no such label: {', '.join(sorted(unknown))}")
+    if options.judge:
+        for path in sorted(options.judge.glob("*.npz")):
+            if path.stem.rpartition("-")[0] in tallies:
+                judge_again(path, tallies[path.stem.rpartition("-")[0]])
+    elif options.record:
+        options.record.mkdir(parents=True, exist_ok=True)
+    for label, into in tallies.items() if not options.judge else ():
+        for seed in range(1, options.seeds + 1):
+            print(f"\r{label:20} seed {seed}", end="\n" if not sys.stderr.isatty() else "\x1b[K", file=sys.stderr, flush=True)
+            run(label, options.seconds, seed, into, options.record)
+    found = [one for one in tallies.values() if one.requests]
+    if options.json:
+        for one in found:
+            print(json.dumps({"label": one.label, "requests": one.requests, "one_to_one": one.one_to_one, "clean": one.clean,
+                              "blamed": one.blamed, "by_dose": one.by_dose, "right_process": one.named}))  # fmt: skip
+    else:
+        show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
