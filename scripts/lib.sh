@@ -44,7 +44,8 @@ make_venv() {
 	[ "$(cat "$venv/set-up" 2>/dev/null)" != "$wanted" ] || return 0
 	say "making .venv"
 	"$PYTHON" -m venv --clear --system-site-packages "$venv" >&2 || fail "could not make $venv; its messages are above"
-	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --editable "$ROOT[dev]" >&2 ||
+	# By its variable: as an option, pip 22.0 (Ubuntu 22.04) refuses it.
+	PIP_ROOT_USER_ACTION=ignore "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[dev]" >&2 ||
 		fail "pip could not install the dependencies of pyproject.toml; its messages are above"
 	printf '%s' "$wanted" >"$venv/set-up"
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import inspect
 import os
 import platform
 import tempfile
@@ -123,6 +122,7 @@ class Kernel:
                 flags.append(f"-D{kind.upper()}_PROBES(X)={calls}")
         self._bpf = self._compile(flags)
         self._counters = self._bpf[b"counters"]
+        self._programs: list[int] = []  # loaded by us, not by BCC
         self.only_targets = only_targets
 
     def _compile(self, flags: list[str]) -> Any:
@@ -154,7 +154,8 @@ class Kernel:
         with _CapturedStderr() as captured:
             try:
                 if kind == "uprobe_multi":
-                    return self._bpf.load_func(name.encode(), bcc_class.KPROBE, attach_type=syscalls.TRACE_UPROBE_MULTI).fd
+                    self._programs.append(syscalls.load_uprobe_multi(name.encode(), self._instructions(name.encode())))
+                    return self._programs[-1]
                 return self._bpf.load_func(name.encode(), bcc_class.TRACEPOINT if kind == "tracepoint" else bcc_class.KPROBE).fd
             except Exception as error:
                 reason = error
@@ -165,10 +166,10 @@ class Kernel:
         path = _keep_log(captured.text + str(reason))
         raise GputailError(f"the kernel refuses the BPF program {name}; its reason is in {path}")
 
-    @property
-    def can_load_multi(self) -> bool:
-        """Whether this BCC can load programs with an attach type, as uprobe_multi links ask for."""
-        return "attach_type" in inspect.signature(self._bcc.BPF.load_func).parameters
+    def _instructions(self, name: bytes) -> bytes:
+        """A program as it is given to the kernel: BCC has put the descriptors of its maps in."""
+        start = self._bcc.lib.bpf_function_start(self._bpf.module, name)
+        return ctypes.string_at(start, self._bcc.lib.bpf_function_size(self._bpf.module, name))
 
     def attach_uprobe(self, program_fd: int, path: str, offset: int, is_return: bool) -> int:
         """Attach one of BCC's own uprobes at a file offset; a descriptor whose closing detaches it.
@@ -202,6 +203,8 @@ class Kernel:
             table[table.Key(tgid)] = table.Leaf(1)
 
     def close(self) -> None:
+        while self._programs:
+            os.close(self._programs.pop())
         self._bpf.cleanup()
 
 

@@ -60,15 +60,12 @@ class Attacher(Protocol):
 
 
 def make_attacher(*, off_cpu: bool, only_targets: bool, max_threads: int, use_multi: bool | None = None) -> Attacher:
-    """Compile the program for the best way of attaching that kernel and BCC offer (`use_multi` overrides the choice)."""
+    """Compile the program for the best way of attaching that the kernel offers (`use_multi` overrides the choice)."""
     options = KernelOptions(off_cpu=off_cpu, only_targets=only_targets, max_threads=max_threads)
     if use_multi is not False and syscalls.has_uprobe_multi():
-        kernel = Kernel(options)
-        if kernel.can_load_multi:
-            return MultiAttacher(kernel)
-        kernel.close()
+        return MultiAttacher(Kernel(options))
     if use_multi:
-        raise GputailError("uprobe_multi links are not available here", "they need Linux 6.6 and BCC 0.26")
+        raise GputailError("uprobe_multi links are not available here", "they need Linux 6.6")
     return SingleAttacher(options)
 
 

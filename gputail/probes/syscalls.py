@@ -18,7 +18,10 @@ _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
 
 _BPF_MAP_UPDATE_ELEM = 2
+_BPF_PROG_LOAD = 5
 _BPF_LINK_CREATE = 28
+_PROG_TYPE_KPROBE = 2
+_VERIFIER_LOG_BYTES = 1 << 20
 _UPROBE_MULTI_RETURN = 1
 _PERF_TYPE_SOFTWARE, _PERF_TYPE_TRACEPOINT = 1, 2
 _PERF_COUNT_SW_BPF_OUTPUT = 10
@@ -29,6 +32,25 @@ _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _ProgLoad(ctypes.Structure):
+    """The attributes of BPF_PROG_LOAD up to expected_attach_type."""
+
+    _fields_ = [
+        ("prog_type", ctypes.c_uint32),
+        ("insn_cnt", ctypes.c_uint32),
+        ("insns", ctypes.c_uint64),
+        ("license", ctypes.c_uint64),
+        ("log_level", ctypes.c_uint32),
+        ("log_size", ctypes.c_uint32),
+        ("log_buf", ctypes.c_uint64),
+        ("kern_version", ctypes.c_uint32),
+        ("prog_flags", ctypes.c_uint32),
+        ("prog_name", ctypes.c_char * 16),
+        ("prog_ifindex", ctypes.c_uint32),
+        ("expected_attach_type", ctypes.c_uint32),
+    ]
 
 
 class _LinkUprobeMulti(ctypes.Structure):
@@ -92,6 +114,32 @@ def _check(result: int, what: str) -> int:
 
 def _bpf(command: int, attributes: ctypes.Structure, what: str) -> int:
     return _check(_libc.syscall(_number(0), command, ctypes.byref(attributes), ctypes.sizeof(attributes)), what)
+
+
+def load_uprobe_multi(name: bytes, instructions: bytes) -> int:
+    """Load a program (GPL) for uprobe_multi links, which asks for an attach type that BCC before 0.26 cannot give; its descriptor.
+
+    Where the kernel refuses it, the OSError's text ends with the verifier's log.
+    """
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    license_text = ctypes.create_string_buffer(b"GPL")
+    attributes = _ProgLoad(
+        prog_type=_PROG_TYPE_KPROBE,
+        insn_cnt=len(instructions) // 8,
+        insns=ctypes.addressof(code),
+        license=ctypes.addressof(license_text),
+        prog_name=name[:15],
+        expected_attach_type=TRACE_UPROBE_MULTI,
+    )
+    try:
+        return _bpf(_BPF_PROG_LOAD, attributes, "cannot load a BPF program")
+    except OSError as error:
+        log = ctypes.create_string_buffer(_VERIFIER_LOG_BYTES)
+        attributes.log_level, attributes.log_size, attributes.log_buf = 1, len(log), ctypes.addressof(log)
+        try:
+            return _bpf(_BPF_PROG_LOAD, attributes, "cannot load a BPF program")
+        except OSError:
+            raise OSError(error.errno, f"{error.strerror}\n{log.value.decode(errors='replace')}") from None
 
 
 def link_uprobe_multi(program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], is_return: bool, pid: int = 0) -> int:

@@ -48,7 +48,7 @@ class TraceOptions:
     scan_s: float = 1.0
     off_cpu: bool = True
     max_threads: int = 16384
-    use_multi: bool | None = None  # None: as kernel and BCC allow
+    use_multi: bool | None = None  # None: as the kernel allows
     ring_bytes: int | None = None  # per CPU; None: by the number of CPUs
 
 

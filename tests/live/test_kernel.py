@@ -15,6 +15,7 @@ import pytest
 from gputail import paths
 from gputail.errors import GputailError
 from gputail.probes import kernel as kernel_module
+from gputail.probes import syscalls
 from gputail.probes.kernel import Kernel, KernelOptions
 
 PROGRAMS = {
@@ -57,6 +58,21 @@ def test_every_program_loads_and_needs_less_stack_than_makes_it_private(only_tar
         size = kernel._bcc.lib.bpf_function_size(kernel._bpf.module, name.encode())
         assert 0 < stack_bytes(ctypes.string_at(start, size)) < PRIVATE_STACK_BYTES, name
     kernel.close()
+
+
+def test_why_the_verifier_refuses_a_program_is_in_the_error():
+    exit_without_a_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
+    with pytest.raises(OSError, match="(?s)cannot load a BPF program.*R0 !read_ok"):
+        syscalls.load_uprobe_multi(b"no_result", exit_without_a_result)
+
+
+def test_a_closed_kernel_leaves_no_descriptor_behind():
+    before = set(os.listdir("/proc/self/fd"))
+    kernel = Kernel(KernelOptions(max_threads=64))
+    kernel.program("leave", "uprobe_multi")
+    assert set(os.listdir("/proc/self/fd")) > before
+    kernel.close()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_it_compiles_where_no_kernel_headers_are_to_be_found(monkeypatch):

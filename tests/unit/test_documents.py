@@ -1,0 +1,41 @@
+"""What the documents say of the code: that what they name is there, and that what they list is whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gputail.attribution import CAUSES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+FILE = re.compile(r"[\w./]*\w\.(?:py|c|h|md|toml)\b")
+
+
+def files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    return listed.stdout.splitlines()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_a_document_lead_to_files_that_are_there(document: Path) -> None:
+    links = [link for link in LINK.findall(document.read_text()) if "://" not in link]
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_file_that_a_guide_names_is_there(name: str) -> None:
+    """By its path, or the end of it: `gputail/` and folders that the text is about may be left out."""
+    there = ["/" + path for path in files()]
+    named = {mention.replace("\\_", "_") for mention in FILE.findall((ROOT / name).read_text().replace("\\_", "_"))}
+    assert len(named) > 10
+    assert sorted(mention for mention in named if not any(path.endswith("/" + mention.removeprefix("../")) for path in there)) == []
+
+
+def test_the_readme_explains_every_cause_and_no_other() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(CAUSES)
