@@ -25,6 +25,7 @@ RIGHT: Mapping[str, frozenset[str]] = {
     "module": frozenset({"module_load"}),
     "gmorework": frozenset({"more_work"}),
     "compute": frozenset({"host_compute"}),
+    "gcompute": frozenset({"host_compute"}),
     "sleep": frozenset({"host_blocked"}),
     "backpressure": frozenset({"launch_backpressure"}),
     "gside": frozenset({"sibling_kernel"}),

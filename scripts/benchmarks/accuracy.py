@@ -6,7 +6,9 @@ dose, up to 22% the middle one, beyond that the large one; less has not hurt. `r
 `silent`: no outlier, or of unknown cause. Twins look like another label and must never be named as it; decoys are
 another process's kernels beside noise on the host.
 
-usage: scripts/bench accuracy [--json] [--seconds S] [--seeds N] [--labels L,...] [--record DIR | --judge DIR]
+With --gpu the same on a real GPU: the PyTorch programs of tests/gpu, beside `gputail record`, whose recordings are judged.
+
+usage: scripts/bench accuracy [--json] [--gpu] [--seconds S] [--seeds N] [--labels L,...] [--record DIR | --judge DIR]
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -41,6 +44,10 @@ TWINS = {
     "longkernel": {"blocking_sync", "sibling_kernel", "foreign_kernel", "memcpy"},
 }
 DECOYS = {"noise+xgemm": {"host_compute", "host_blocked", "memory_alloc"}}
+ON_GPU = (
+    "gpu+xgemm", "graph+xgemm", "async+xgemm", "gpu+xcopy", "gside", "gdevsync", "devsync", "pageable", "gmorework", "gil", "cpuhog",
+    "compute", "sleep", "ptxjit", "alloc", "none+xgemm", "none", "gpu",
+)  # fmt: skip
 LABELS = (*CAUSES, *TWINS, *DECOYS, "none", "gpu", "async")
 
 
@@ -134,6 +141,23 @@ def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None) -
     tally(into, records, truth)
 
 
+def run_on_gpu(labels: list[str], seconds: float, folder: Path) -> None:
+    """Record every label's programs on the real GPU."""
+    import gpu
+
+    gpu.watch(labels, seconds, folder, keep_events=True, varied=True)
+
+
+def judge_recording(folder: Path, label: str, into: Tally) -> None:
+    """The tally of a recording that --gpu made."""
+    import gpu
+
+    from gputail.capture import CaptureReader
+
+    with CaptureReader(str(folder / f"{label}.gpt")) as reader:
+        tally(into, (record.as_dict() for record in replay_batches(reader)), gpu.truth_of(folder, label))
+
+
 def judge_again(path: Path, into: Tally) -> None:
     """The tally of a run that --record kept."""
     with np.load(path, allow_pickle=False) as kept:
@@ -145,7 +169,9 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
-def show(tallies: list[Tally]) -> None:
+def show(tallies: list[Tally], on_gpu: bool) -> None:
+    # On a real GPU a program that is bound by its CPU waits for its results all the same.
+    twins = {} if on_gpu else TWINS
     print("injected: right, wrong and silent of all, by dose")
     print(f"{'label':14}{'one to one':>11}" + "".join(f"{dose:>22}" for dose in DOSES) + f"{'culprit':>9}{'blamed':>12}  wrong causes")
     total: dict[str, Counter[str]] = {dose: Counter() for dose in DOSES}
@@ -154,7 +180,7 @@ def show(tallies: list[Tally]) -> None:
         cells, wrong_causes = [], Counter[str]()
         for dose, given in one.by_dose.items():
             count, right, silent = given.total(), one.right(dose), given[""]
-            if one.label not in TWINS:
+            if one.label not in twins:
                 total[dose] += Counter(right=right, silent=silent, all=count)
             wrong_causes += Counter({cause: n for cause, n in given.items() if cause and cause not in RIGHT.get(kind, ())})
             cells.append(f"{right:4}{count - right - silent:4}{silent:4} of{count:4}" if count else "-")
@@ -165,7 +191,7 @@ def show(tallies: list[Tally]) -> None:
         print(row + f"{named:>9}{blamed:>12}  " + ", ".join(f"{n} {cause}" for cause, n in wrong_causes.most_common(4)))
     for dose, count in total.items():
         print(f"{dose}: {share(count['right'], count['all'])} right, {share(count['silent'], count['all'])} silent, of {count['all']}")
-    for names, what in ((TWINS, "twins"), (DECOYS, "decoys")):
+    for names, what in ((twins, "twins"), (DECOYS, "decoys")):
         hurt = [(one, cause) for one in tallies if one.label in names for cause in names[one.label]]
         bad = sum(given[cause] for one, cause in hurt for given in (*one.by_dose.values(), one.blamed))
         print(f"{what} blamed: {bad} of {sum(one.requests for one in tallies if one.label in names)} requests")
@@ -179,7 +205,7 @@ def show(tallies: list[Tally]) -> None:
         print(f"explained share of the excess, median: {np.median(explained):.2f}")
     if latency := [value for one in tallies for value in one.latency_ms]:
         print(f"from a request's end to its record, ms: median {np.median(latency):.0f}, 99% {np.percentile(latency, 99):.0f}")
-    stated = np.array([pair for one in tallies if one.label in CAUSES for pair in one.confidence], float).reshape(-1, 2)
+    stated = np.array([pair for one in tallies if one.label in (*CAUSES, *ON_GPU) for pair in one.confidence], float).reshape(-1, 2)
     for low, high in ((0, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01)):
         inside = stated[(stated[:, 0] >= low) & (stated[:, 0] < high)]
         if len(inside):
@@ -189,22 +215,32 @@ def show(tallies: list[Tally]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object per label")
+    parser.add_argument("--gpu", action="store_true", help="on a real GPU; needs PyTorch")
     parser.add_argument("--seconds", type=float, default=9)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--labels", default=",".join(LABELS))
+    parser.add_argument("--labels")
     parser.add_argument("--record", type=Path, metavar="DIR", help="keep the runs there as labelled traces")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="judge what --record kept, running nothing")
     options = parser.parse_args()
-    tallies = {label: Tally(label) for label in options.labels.split(",")}
-    if unknown := set(tallies) - set(LABELS):
+    known = ON_GPU if options.gpu else LABELS
+    tallies = {label: Tally(label) for label in (options.labels.split(",") if options.labels else known)}
+    if unknown := set(tallies) - set(known):
         parser.error(f"no such label: {', '.join(sorted(unknown))}")
-    if options.judge:
+    if options.record:
+        options.record.mkdir(parents=True, exist_ok=True)
+    if options.gpu:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (options.judge or options.record or Path(temporary)).resolve()
+            if not options.judge:
+                run_on_gpu(list(tallies), options.seconds, folder)
+            for label, into in tallies.items():
+                if (folder / f"{label}.gpt").exists():
+                    judge_recording(folder, label, into)
+    elif options.judge:
         for path in sorted(options.judge.glob("*.npz")):
             if path.stem.rpartition("-")[0] in tallies:
                 judge_again(path, tallies[path.stem.rpartition("-")[0]])
-    elif options.record:
-        options.record.mkdir(parents=True, exist_ok=True)
-    for label, into in tallies.items() if not options.judge else ():
+    for label, into in tallies.items() if not (options.judge or options.gpu) else ():
         for seed in range(1, options.seeds + 1):
             print(f"\r{label:20} seed {seed}", end="\n" if not sys.stderr.isatty() else "\x1b[K", file=sys.stderr, flush=True)
             run(label, options.seconds, seed, into, options.record)
@@ -214,7 +250,7 @@ def main() -> int:
             print(json.dumps({"label": one.label, "requests": one.requests, "one_to_one": one.one_to_one, "clean": one.clean,
                               "blamed": one.blamed, "by_dose": one.by_dose, "right_process": one.named}))  # fmt: skip
     else:
-        show(found)
+        show(found, options.gpu)
     return 0
 
 

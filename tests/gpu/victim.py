@@ -7,7 +7,10 @@ requests do to themselves what the fault is called for, after two clean seconds.
 Needs a CUDA GPU and PyTorch. Prints "ready" once warmed up, begins with a line on its standard input, and writes an
 .npz: `requests` and `faults`, (n, 2) start and end in CLOCK_MONOTONIC ns; `pid`.
 
-usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async [--fault FAULT] --seconds S --truth FILE.npz [--cpu N] [--seed N]
+With --varied a fault takes about 6, 17 or 45 hundredths of a usual request, and 1 request in 8 has one.
+
+usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async|copy [--fault FAULT] --seconds S --truth FILE.npz
+                                   [--cpu N] [--seed N] [--varied]
 """
 
 from __future__ import annotations
@@ -23,11 +26,18 @@ import time
 import numpy as np
 
 CLEAN_S = 2.0
-FAULT_SHARE = 0.03
+FAULT_SHARE, VARIED_SHARE = 0.03, 0.125
+SIZES = (0.06, 0.17, 0.45)  # of a usual request, with --varied
 REST_S = 0.002
 PAGEABLE_BYTES = 192 << 20
 MORE = 48
-FAULTS = ("none", "gside", "gdevsync", "devsync", "pageable", "morework", "gil", "ptxjit", "alloc")
+COPY_BYTES = 192 << 20
+# What a fault takes where it is not varied, as its size: products, bytes, seconds, instructions, pairs of calls.
+PLAIN = {
+    "none": 0, "gside": 64, "gdevsync": 64, "devsync": 64, "pageable": PAGEABLE_BYTES, "gil": 0.03, "ptxjit": 1500, "alloc": 4,
+    "morework": MORE, "compute": 0.005, "sleep": 0.005,
+}  # fmt: skip
+BESIDE = ("gside", "gdevsync", "devsync")
 
 
 class Victim:
@@ -46,10 +56,13 @@ class Victim:
             self.inputs = [x.pin_memory() for x in self.inputs]
             self.output = torch.empty((batch, width), dtype=torch.half).pin_memory()
             self.done = torch.cuda.Event()
-        self.more = torch.randn((batch * MORE, 64, width)).half() if fault == "morework" else None
+        if kind == "copy":
+            self.pinned = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
+            self.target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        self.batch, self.more = batch, torch.randn((batch * (MORE if kind == "cpu" else 2), 64, width)).half()
         self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
         self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
-        self.side = torch.randn((8192, 8192), dtype=torch.half, device="cuda") if fault in ("gside", "gdevsync", "devsync") else None
+        self.side = torch.randn((4096, 4096), dtype=torch.half, device="cuda") if fault in BESIDE else None
         self.side_out = torch.empty_like(self.side) if self.side is not None else None
         self.side_stream = torch.cuda.Stream()
         self.thread: threading.Thread | None = None
@@ -59,10 +72,13 @@ class Victim:
         with torch.no_grad():
             self.graph = self._captured() if kind == "graph" else None
             for _ in range(30):
-                self.answer("none")
+                self.answer("none", 0)
             for _ in range(3):
-                self.answer(fault)
+                self.answer(fault, PLAIN[fault])
                 self.end_fault()
+            if fault == "morework":
+                for share in (*SIZES, 1):
+                    self.answer(fault, 1 + share)
 
     def _captured(self) -> object:
         torch = self.torch
@@ -83,18 +99,46 @@ class Victim:
             self.thread.join()
             self.thread = None
 
-    def answer(self, fault: str) -> None:
-        if fault in ("gside", "gdevsync", "devsync"):
-            with self.torch.cuda.stream(self.side_stream):
-                for _ in range(8):
-                    self.torch.mm(self.side, self.side, out=self.side_out)
-        x = self.more if fault == "morework" else self.inputs[self.next % len(self.inputs)]
+    def calibrate(self) -> float:
+        """Seconds that the fault takes for each unit of its size."""
+        if self.fault in ("none", "gil", "compute", "sleep", "morework"):
+            return 1.0
+        size = {"pageable": PAGEABLE_BYTES, "ptxjit": 1500, "alloc": 8}.get(self.fault, 64)
+        self.torch.cuda.synchronize()
+        start = time.monotonic()
+        if self.fault in BESIDE:
+            self._queue_beside(size)
+        elif self.fault == "pageable":
+            self._upload(size)
+        elif self.fault == "ptxjit":
+            self._compile(size)
+        else:
+            self._allocate(size)
+        self.torch.cuda.synchronize()
+        return (time.monotonic() - start) / size
+
+    def _queue_beside(self, products: float) -> None:
+        with self.torch.cuda.stream(self.side_stream):
+            for _ in range(max(1, round(products))):
+                self.torch.mm(self.side, self.side, out=self.side_out)
+
+    def _upload(self, size: float) -> None:
+        count = max(1024, int(size) // 4)
+        self.big_on_gpu[:count].copy_(self.big[:count])
+
+    def answer(self, fault: str, size: float) -> None:
+        """One request; size is that of its fault, in the units of PLAIN."""
+        if fault in BESIDE:
+            self._queue_beside(size)
+        x = self.more[: round(self.batch * size)] if fault == "morework" else self.inputs[self.next % len(self.inputs)]
         self.next += 1
         if fault == "pageable":
-            self.big_on_gpu.copy_(self.big)
+            self._upload(size)
         elif fault == "gil":
-            self.thread = threading.Thread(target=_compute, args=(0.03,))
+            self.thread = threading.Thread(target=_compute, args=(size,))
             self.thread.start()
+        if self.kind == "copy":
+            self.target.copy_(self.pinned, non_blocking=True)
         if self.graph:
             self.x.copy_(x)
         else:
@@ -102,9 +146,13 @@ class Victim:
         if fault in ("gdevsync", "devsync"):
             self.torch.cuda.synchronize()
         elif fault == "ptxjit":
-            self._compile()
+            self._compile(size)
         elif fault == "alloc":
-            self._allocate()
+            self._allocate(size)
+        elif fault == "compute":
+            _compute(size)
+        elif fault == "sleep":
+            time.sleep(size)
         if self.graph:
             self.graph.replay()
             y = self.y
@@ -117,10 +165,10 @@ class Victim:
         else:
             y[:, 0].cpu()
 
-    def _compile(self) -> None:
+    def _compile(self, instructions: float) -> None:
         """Load a module that the driver has to compile: its text is new each time, or it would come from the cache."""
         self.modules += 1
-        body = "\n".join(f"fma.rn.f32 f, f, f, 0f{0x3F800000 + self.modules * 4096 + i:08X};" for i in range(1500))
+        body = "\n".join(f"fma.rn.f32 f, f, f, 0f{0x3F800000 + self.modules * 4096 + i:08X};" for i in range(max(1, int(instructions))))
         text = f"""
 .version 7.0
 .target sm_80
@@ -140,9 +188,9 @@ class Victim:
             raise SystemExit(f"cuModuleLoadData failed with {status}")
         self.driver.cuModuleUnload(module)
 
-    def _allocate(self) -> None:
+    def _allocate(self, pairs: float) -> None:
         """Take memory from the driver and give it back, past the framework's cache."""
-        for _ in range(4):
+        for _ in range(max(1, round(pairs))):
             address = ctypes.c_uint64()
             status = self.driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30))
             if status:
@@ -158,12 +206,13 @@ def _compute(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async"), required=True)
-    parser.add_argument("--fault", choices=FAULTS, default="none")
+    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async", "copy"), required=True)
+    parser.add_argument("--fault", choices=PLAIN, default="none")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--truth", required=True)
     parser.add_argument("--cpu", type=int, help="pin the answering thread to this CPU")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--varied", action="store_true")
     options = parser.parse_args()
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     import torch
@@ -172,18 +221,27 @@ def main() -> None:
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     victim = Victim(options.kind, options.fault)
+    unit_s = victim.calibrate()
     rng = random.Random(options.seed)
     print("ready", flush=True)
     sys.stdin.readline()
     requests, faults = [], []
+    usual_s = 0.005
     begin = time.monotonic()
     with torch.no_grad():
         while (now := time.monotonic()) < begin + options.seconds:
-            is_faulty = options.fault != "none" and now > begin + CLEAN_S and rng.random() < FAULT_SHARE
+            share = VARIED_SHARE if options.varied else FAULT_SHARE
+            is_faulty = options.fault != "none" and now > begin + CLEAN_S and rng.random() < share
+            size: float = PLAIN[options.fault]
+            if is_faulty and options.varied:
+                part = rng.choice(SIZES)
+                size = 1 + part if options.fault == "morework" else part * usual_s / unit_s
             start = time.monotonic_ns()
-            victim.answer(options.fault if is_faulty else "none")
+            victim.answer(options.fault if is_faulty else "none", size)
             end = time.monotonic_ns()
             requests.append((start, end))
+            if len(requests) == 100:
+                usual_s = sorted(last - first for first, last in requests)[50] / 1e9
             time.sleep(REST_S)
             if is_faulty:
                 victim.end_fault()
