@@ -326,6 +326,12 @@ static __always_inline void close_entry(struct thread *thread, struct frame *fra
 	frame->event.start_ns = bpf_ktime_get_ns();
 }
 
+/*
+ * Before a function that a macro makes. A program is what lies in such a section, and BCC 0.18 puts the attribute where the
+ * macro is used, so in front of the first of several functions only.
+ */
+#define PROGRAM(name) __attribute__((section(".bpf.fn." name)))
+
 /* Without cookies the stack pointer alone has to tell. */
 static __always_inline bool is_return_of(struct pt_regs *ctx, struct frame *frame)
 {

@@ -100,10 +100,11 @@ static __always_inline int enter_cuda(struct pt_regs *ctx, u64 cookie)
 }
 
 #ifdef PROBES
-/* No cookies on this kernel: an entry program per function, PROBES(X) calling X(index, cookie) for each. */
-#define CUDA_PROGRAM(index, cookie) \
-	int cuda_enter_##index(struct pt_regs *ctx) { return enter_cuda(ctx, cookie); }
-CUDA_PROBES(CUDA_PROGRAM)
+/* No cookies on this kernel: an entry program per function. CUDA_PROBES has PROBE(index, cookie) for each. */
+#define PROBE(index, cookie) \
+	PROGRAM("cuda_enter_" #index) int cuda_enter_##index(struct pt_regs *ctx) { return enter_cuda(ctx, cookie); }
+CUDA_PROBES
+#undef PROBE
 #else
 int cuda_enter(struct pt_regs *ctx)
 {

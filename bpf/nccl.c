@@ -34,9 +34,10 @@ static __always_inline int enter_nccl(struct pt_regs *ctx, u64 cookie)
 }
 
 #ifdef PROBES
-#define NCCL_PROGRAM(index, cookie) \
-	int nccl_enter_##index(struct pt_regs *ctx) { return enter_nccl(ctx, cookie); }
-NCCL_PROBES(NCCL_PROGRAM)
+#define PROBE(index, cookie) \
+	PROGRAM("nccl_enter_" #index) int nccl_enter_##index(struct pt_regs *ctx) { return enter_nccl(ctx, cookie); }
+NCCL_PROBES
+#undef PROBE
 #else
 int nccl_enter(struct pt_regs *ctx)
 {

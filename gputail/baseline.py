@@ -254,8 +254,8 @@ class _Memory:
     __slots__ = ("_rows", "_cpu", "_count", "_next", "_last_ns")
 
     def __init__(self) -> None:
-        self._rows = np.zeros((64, _COLUMNS), np.float32)
-        self._cpu = np.zeros(64, np.float32)
+        self._rows: np.ndarray = np.zeros((64, _COLUMNS), np.float32)
+        self._cpu: np.ndarray = np.zeros(64, np.float32)
         self._count = self._next = self._last_ns = 0
 
     def add(self, row: _Row, always: bool = False) -> None:

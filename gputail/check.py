@@ -81,9 +81,10 @@ def _bcc() -> list[Finding]:
 
 def _program() -> list[Finding]:
     def load() -> str:
-        kernel = Kernel(KernelOptions(max_threads=64), per_symbol={"cuda": [], "nccl": []})
+        kernel = Kernel(KernelOptions(max_threads=64), per_symbol={"cuda": [1, 2], "nccl": [3]})
         try:
-            kernel.program("leave", "uprobe")
+            for name in ("leave", "cuda_enter_0", "cuda_enter_1", "nccl_enter_0"):
+                kernel.program(name, "uprobe")
         finally:
             kernel.close()
         return "compiled without kernel headers, and loaded"

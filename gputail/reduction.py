@@ -161,7 +161,7 @@ class Reduction:
         copies = np.flatnonzero((kind >= C_HTOD) & (kind <= C_COPY))
         if len(copies):
             sizes = _bounded(self.rows["size"][copies])
-            cell = piece[copies] * 3 + (kind[copies] - np.uint8(C_HTOD))
+            cell = piece[copies] * 3 + kind[copies].astype(np.int64) - C_HTOD
             out[:, HTOD_BYTES : COPY_BYTES + 1] = np.bincount(cell, weights=sizes, minlength=count * 3).reshape(count, 3)
         out[:, START], out[:, FIRST_END], out[:, FIRST_CLASS] = start[begins], end[begins], kind[begins]
         out[:, END], out[:, LAST_CALL], out[:, LAST_CLASS] = end[lasts], self.call[lasts], kind[lasts]

@@ -118,8 +118,8 @@ class Kernel:
         if not cookies:
             flags.append("-DPROBES")
             for kind in (CUDA, NCCL):
-                calls = "".join(f" X({index}, {cookie}ULL)" for index, cookie in enumerate((per_symbol or {}).get(kind, ())))
-                flags.append(f"-D{kind.upper()}_PROBES(X)={calls}")
+                probes = "".join(f" PROBE({index}, {cookie}ULL)" for index, cookie in enumerate((per_symbol or {}).get(kind, ())))
+                flags.append(f"-D{kind.upper()}_PROBES={probes}")
         self._bpf = self._compile(flags)
         self._counters = self._bpf[b"counters"]
         self._programs: list[int] = []  # loaded by us, not by BCC

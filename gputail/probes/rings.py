@@ -191,7 +191,7 @@ class Merger:
     def __init__(self, hold_ns: int) -> None:
         self.hold_ns = hold_ns
         self.watermark_ns = 0
-        self._held = np.empty(0, CALL)
+        self._held: np.ndarray = np.empty(0, CALL)
 
     def merge(self, arrays: list[np.ndarray], drain_began_ns: int) -> tuple[np.ndarray, int]:
         """CALL rows that may be handed on, in order of their end, and how many of them came late."""
