@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from gputail.attribution import CAUSES
+from gputail.budget import PARTS
+from gputail.tail import Contribution, RequestRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -34,6 +37,22 @@ def test_every_file_that_a_guide_names_is_there(name: str) -> None:
     named = {mention.replace("\\_", "_") for mention in FILE.findall((ROOT / name).read_text().replace("\\_", "_"))}
     assert len(named) > 10
     assert sorted(mention for mention in named if not any(path.endswith("/" + mention.removeprefix("../")) for path in there)) == []
+
+
+def section(name: str) -> str:
+    """The text of a section of the manual, without its roff."""
+    manual = (ROOT / "docs/man/gputail.1").read_text()
+    return re.sub(r"\\f[A-Z]", "", manual.split(f"\n.SH {name}\n")[1].split("\n.SH ")[0])
+
+
+def test_the_manual_explains_every_field_of_a_record_and_every_part_of_the_budget() -> None:
+    record = RequestRecord(1, 1, None, "", 0, 1, "sync", 1, 1, False, True, (1,) * len(PARTS), 0, 1, "unknown", 0.0, ()).as_dict()
+    words = set(re.findall(r"\w+", section("RECORDS")))
+    assert sorted({*record, *record["budget"], *(field.name for field in fields(Contribution))} - words) == []
+
+
+def test_the_manual_explains_every_cause_and_no_other() -> None:
+    assert sorted(re.findall(r"^\.B (\w+)$", section("CAUSES"), re.MULTILINE)) == sorted(CAUSES)
 
 
 def test_the_readme_explains_every_cause_and_no_other() -> None:
