@@ -81,6 +81,12 @@ def field_offsets(event_format: str) -> dict[str, int]:
     return offsets
 
 
+def program_bytes(bcc: ModuleType, bpf: Any, name: bytes) -> bytes:
+    """A program of a `bcc.BPF` as it is given to the kernel: the descriptors of its maps are in it by then."""
+    start = bcc.lib.bpf_function_start(bpf.module, name)
+    return ctypes.string_at(start, bcc.lib.bpf_function_size(bpf.module, name))
+
+
 @dataclass(frozen=True)
 class KernelOptions:
     """What the program is to do. off_cpu: follow the scheduler; only_targets: record only `add_targets` and children."""
@@ -154,7 +160,7 @@ class Kernel:
         with _CapturedStderr() as captured:
             try:
                 if kind == "uprobe_multi":
-                    self._programs.append(syscalls.load_uprobe_multi(name.encode(), self._instructions(name.encode())))
+                    self._programs.append(syscalls.load_uprobe_multi(name.encode(), program_bytes(self._bcc, self._bpf, name.encode())))
                     return self._programs[-1]
                 return self._bpf.load_func(name.encode(), bcc_class.TRACEPOINT if kind == "tracepoint" else bcc_class.KPROBE).fd
             except Exception as error:
@@ -165,11 +171,6 @@ class Kernel:
             )
         path = _keep_log(captured.text + str(reason))
         raise GputailError(f"the kernel refuses the BPF program {name}; its reason is in {path}")
-
-    def _instructions(self, name: bytes) -> bytes:
-        """A program as it is given to the kernel: BCC has put the descriptors of its maps in."""
-        start = self._bcc.lib.bpf_function_start(self._bpf.module, name)
-        return ctypes.string_at(start, self._bcc.lib.bpf_function_size(self._bpf.module, name))
 
     def attach_uprobe(self, program_fd: int, path: str, offset: int, is_return: bool) -> int:
         """Attach one of BCC's own uprobes at a file offset; a descriptor whose closing detaches it.

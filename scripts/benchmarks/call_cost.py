@@ -25,7 +25,7 @@ from pathlib import Path
 from gputail.events import CALL
 from gputail.paths import bpf_sources
 from gputail.probes import syscalls
-from gputail.probes.kernel import import_bcc
+from gputail.probes.kernel import import_bcc, program_bytes
 from gputail.probes.links import Site, make_attacher
 from gputail.probes.rings import PerfRings
 from gputail.probes.table import BY_SYMBOL, CUDA
@@ -78,7 +78,7 @@ class Ways:
         self._drain_until = threading.Event()
         os.environ["BCC_KERNEL_SOURCE"] = str(bpf_sources() / "kernel")
         self._empty_module = import_bcc().BPF(text="int empty(void *ctx) { return 0; }")
-        self._empty = self._empty_module.load_func(b"empty", self._empty_module.KPROBE, attach_type=syscalls.TRACE_UPROBE_MULTI).fd
+        self._empty = syscalls.load_uprobe_multi(b"empty", program_bytes(import_bcc(), self._empty_module, b"empty"))
 
     @contextmanager
     def untraced(self, caller: Caller) -> Iterator[None]:
