@@ -140,7 +140,7 @@ class Kernel:
                 os.environ["BCC_KERNEL_SOURCE"] = headers
             else:
                 os.environ.pop("BCC_KERNEL_SOURCE", None)
-            with _CapturedStderr() as captured:
+            with _Captured() as captured:
                 try:
                     program = self._bcc.BPF(text=source.encode(), cflags=flags)
                     ctypes.CDLL(None).malloc_trim(0)  # what the compiler has freed, 18 MB, would else stay ours
@@ -157,7 +157,7 @@ class Kernel:
     def program(self, name: str, kind: str) -> int:
         """Load a program of the object as kind "uprobe_multi", "uprobe" or "tracepoint"; its descriptor."""
         bcc_class = self._bcc.BPF
-        with _CapturedStderr() as captured:
+        with _Captured() as captured:
             try:
                 if kind == "uprobe_multi":
                     self._programs.append(syscalls.load_uprobe_multi(name.encode(), program_bytes(self._bcc, self._bpf, name.encode())))
@@ -182,7 +182,7 @@ class Kernel:
         # The last is the offset of a USDT semaphore, which libbcc takes since 0.19 and its Python side does not declare:
         # left out, the kernel gets whatever lay in that register, and counts up what it finds there in the program's memory.
         no_semaphore = ctypes.c_uint32(0)
-        with _CapturedStderr() as captured:
+        with _Captured() as captured:
             fd = attach(program_fd, int(is_return), name, os.fsencode(path), offset, -1, no_semaphore)
         if fd < 0:
             raise OSError(ctypes.get_errno(), captured.text.strip().splitlines()[-1] if captured.text.strip() else "cannot attach")
@@ -209,20 +209,25 @@ class Kernel:
         self._bpf.cleanup()
 
 
-class _CapturedStderr:
-    """What C libraries write to file descriptor 2 meanwhile, in `text` afterwards (clang and BCC report there)."""
+class _Captured:
+    """What C and C++ code writes meanwhile, in `text` afterwards: clang and BCC report on stderr, BCC on stdout, too."""
 
     text = ""
+    _libc = ctypes.CDLL(None)
 
-    def __enter__(self) -> _CapturedStderr:
+    def __enter__(self) -> _Captured:
         self._file = tempfile.TemporaryFile()
-        self._saved = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
+        self._libc.fflush(None)
+        self._saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+        for fd, _ in self._saved:
+            os.dup2(self._file.fileno(), fd)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.dup2(self._saved, 2)
-        os.close(self._saved)
+        self._libc.fflush(None)  # C's stdout keeps what goes to no terminal, and would write it where our data go
+        for fd, saved in self._saved:
+            os.dup2(saved, fd)
+            os.close(saved)
         self._file.seek(0)
         self.text = self._file.read(1 << 20).decode(errors="replace")
         self._file.close()

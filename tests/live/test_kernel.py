@@ -98,6 +98,25 @@ def test_a_compiler_error_names_both_versions_and_keeps_the_messages(monkeypatch
     assert log and "this is no C" in Path(log[0]).read_text()
 
 
+def test_what_the_compiler_says_does_not_end_up_in_our_output(tmp_path):
+    (tmp_path / "bpf").mkdir()
+    for name in kernel_module.PARTS:
+        (tmp_path / "bpf" / name).write_text("this is no C;")
+    code = f"""if True:
+        from pathlib import Path
+        from gputail.errors import GputailError
+        from gputail.probes import kernel
+        kernel.bpf_sources = lambda: Path({str(tmp_path / "bpf")!r})
+        try:
+            kernel.Kernel(kernel.KernelOptions())
+        except GputailError as error:
+            print(error.problem)
+    """
+    ran = run_python(code)
+    assert re.fullmatch(r"BCC .* cannot compile .*\.log\n", ran.stdout), ran.stdout
+    assert ran.stderr == ""
+
+
 def run_python(code: str, *folders: Path) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*folders, Path(paths.__file__).parent.parent]))}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
