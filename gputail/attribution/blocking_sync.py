@@ -6,11 +6,12 @@ import numpy as np
 
 from gputail.attribution.case import Case, Claim
 from gputail.attribution.outstanding import union_ns
-from gputail.budget import C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_SYNC
+from gputail.budget import C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_SYNC, NUMBERS
 from gputail.probes import table
 
 CAUSE = "blocking_sync"
-_DEVICE_WIDE = np.array([function.number for function in table.FUNCTIONS if function.waits_for == "device"])
+_DEVICE_WIDE = np.zeros(NUMBERS, bool)
+_DEVICE_WIDE[[function.number for function in table.FUNCTIONS if function.waits_for == "device"]] = True
 DEFAULT_STREAM = 0
 
 
@@ -20,14 +21,14 @@ def claims(case: Case) -> list[Claim]:
     Work on the legacy default stream waits for that of every stream that was not created as non-blocking, as CUDA
     defines it; of a stream whose creation was not seen it is not believed.
     """
-    wide = case.own[np.isin(case.own["call"], _DEVICE_WIDE)]
+    wide = case.own[_DEVICE_WIDE[case.own["call"]]]
     if len(wide) and case.siblings:
         return _claim(case, wide, case.siblings, "")
     blocking = [work for work in case.siblings if case.streams.is_blocking(work.tgid, work.stream)]
     if not blocking:
         return []
     kind = case.own_class
-    uses = np.isin(kind, (C_LAUNCH, C_GRAPH)) | ((kind >= C_HTOD) & (kind <= C_COPY))
+    uses = (kind == C_LAUNCH) | (kind == C_GRAPH) | ((kind >= C_HTOD) & (kind <= C_COPY))
     on_default = case.own["stream"] == DEFAULT_STREAM
     if not (uses & on_default).any():
         return []

@@ -11,13 +11,20 @@ from gputail.tail import Contribution
 CAUSE = "cpu_preempted"
 
 
+def was_runnable(off_cpu: np.ndarray) -> np.ndarray:
+    """Of off-CPU rows, which were switched out able to run: prev_state 0, or the kernel's mark for a preemption (256)."""
+    return (off_cpu["handle"] == 0) | (off_cpu["handle"] == 256)
+
+
 def explain(case: Case) -> list[Contribution]:
     """All of the run queue's excess; the culprit is the thread that ran before, over the longest time in sum."""
     ns = case.take(RUN_QUEUE)
+    if not ns:
+        return []
     off = case.own[case.own_class == C_OFF_CPU]
-    if not ns or not len(off):
+    if not len(off):
         return contribution(CAUSE, ns)
-    preempted = np.isin(off["handle"], (0, 256))
+    preempted = was_runnable(off)
     woken = off["size"].astype(np.int64)
     end = (off["start_ns"] + off["duration_ns"]).astype(np.int64)
     waited = np.where(preempted, off["duration_ns"].astype(np.int64), np.where(woken > 0, end - woken, 0))

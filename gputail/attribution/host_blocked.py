@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputail.attribution.case import Case, contribution
+from gputail.attribution.cpu_preempted import was_runnable
 from gputail.budget import C_OFF_CPU, OFF_CPU
 from gputail.tail import Contribution
 
@@ -15,8 +16,11 @@ _UNINTERRUPTIBLE = 2
 def explain(case: Case) -> list[Contribution]:
     """All of the off-CPU excess; the culprit is the waker of the longest sleep, where it was recorded."""
     ns = case.take(OFF_CPU)
-    off = case.own[(case.own_class == C_OFF_CPU) & ~np.isin(case.own["handle"], (0, 256))]
-    if not ns or not len(off):
+    if not ns:
+        return []
+    off = case.own[case.own_class == C_OFF_CPU]
+    off = off[~was_runnable(off)]
+    if not len(off):
         return contribution(CAUSE, ns)
     longest = off[np.argmax(off["duration_ns"])]
     kind = "uninterruptible wait (I/O or page fault)" if longest["handle"] == _UNINTERRUPTIBLE else "sleep (lock, I/O or timer)"

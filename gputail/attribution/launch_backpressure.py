@@ -16,8 +16,10 @@ BLOCKED_RATIO = 10
 
 def explain(case: Case) -> list[Contribution]:
     """The time of the launches that blocked; the culprit is the stream of the longest."""
-    launches = case.own[np.isin(case.own_class, (C_LAUNCH, C_GRAPH))]
-    if not case.left[LAUNCH] or not len(launches):
+    if not case.left[LAUNCH]:
+        return []
+    launches = case.own[(case.own_class == C_LAUNCH) | (case.own_class == C_GRAPH)]
+    if not len(launches):
         return []
     duration = launches["duration_ns"]
     blocked = duration > max(BLOCKED_NS, BLOCKED_RATIO * float(np.median(duration)))

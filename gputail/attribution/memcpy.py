@@ -58,6 +58,6 @@ def explain_rest(case: Case) -> list[Contribution]:
 def _uploads(rows: np.ndarray) -> np.ndarray:
     """The large copies to the GPU before the first launch."""
     kind = CLASS_OF_CALL[rows["call"]]
-    work = np.flatnonzero(np.isin(kind, (C_LAUNCH, C_GRAPH)))
+    work = np.flatnonzero((kind == C_LAUNCH) | (kind == C_GRAPH))
     first = work[0] if len(work) else len(rows)
     return rows[:first][(kind[:first] == C_HTOD) & (rows["size"][:first] >= LARGE_BYTES)]

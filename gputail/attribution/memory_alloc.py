@@ -15,8 +15,10 @@ CAUSE = "memory_alloc"
 def explain(case: Case) -> list[Contribution]:
     """All of the allocation excess; the culprit is the longest such call."""
     ns = case.take(ALLOC)
-    calls = case.own[np.isin(case.own_class, (C_ALLOC, C_FREE))]
-    if not ns or not len(calls):
+    if not ns:
+        return []
+    calls = case.own[(case.own_class == C_ALLOC) | (case.own_class == C_FREE)]
+    if not len(calls):
         return contribution(CAUSE, ns)
     longest = calls[np.argmax(calls["duration_ns"])]
     return contribution(

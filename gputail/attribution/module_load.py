@@ -15,8 +15,10 @@ CAUSE = "module_load"
 def explain(case: Case) -> list[Contribution]:
     """All of the excess in calls that load; the culprit is the longest of them and what it loaded."""
     ns = case.take(MODULE)
+    if not ns:
+        return []
     calls = case.own[case.own_class == C_MODULE]
-    if not ns or not len(calls):
+    if not len(calls):
         return contribution(CAUSE, ns)
     longest = calls[np.argmax(calls["duration_ns"])]
     name = case.names.kernel(case.request.tgid, int(longest["handle"]))

@@ -111,7 +111,7 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
     waits = take(waits, np.argsort(waits["start_ns"], kind="stable"))
     ends = events.end_ns(waits).astype(np.int64)
     returns = np.append(np.minimum.accumulate(ends[::-1])[::-1], _OPEN_END)
-    blocked = ends[waits["duration_ns"] >= BLOCKED_NS]
+    blocked = set(ends[waits["duration_ns"] >= BLOCKED_NS].tolist())
     begin = work["start_ns"].astype(np.int64)
     done = returns[np.searchsorted(waits["start_ns"].astype(np.int64), begin)]
     copies = (kind >= C_HTOD) & (kind <= C_COPY)
@@ -140,7 +140,7 @@ def _spans_of_stream(work: np.ndarray, kind: np.ndarray, waits: np.ndarray, cove
                 int(sums[1][number]),
                 int(sums[2][number]),
                 int(work["handle"][largest]) if sums[0][number] else 0,
-                bool(np.isin(end, blocked)),
+                end in blocked,
             )  # fmt: skip
         )
     return spans
