@@ -60,6 +60,7 @@ class Tally:
     one_to_one: int = 0
     clean: int = 0
     blamed: Counter[str] = field(default_factory=Counter)  # clean ones by the cause they were given
+    unhurt: Counter[str] = field(default_factory=Counter)  # injected into, but not slower, likewise
     by_dose: dict[str, Counter[str]] = field(default_factory=lambda: {dose: Counter() for dose in DOSES})
     named: int = 0  # right ones with the right process
     explained: list[float] = field(default_factory=list)  # share of the excess of right ones that is not unknown
@@ -95,6 +96,7 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth) -> None:
             into.blamed[cause] += bool(cause)
             continue
         if cost[number] < DOSES["small"]:
+            into.unhurt[cause] += bool(cause)
             continue
         into.by_dose[_dose(cost[number])][cause] += 1
         if worst and cause:
@@ -180,7 +182,7 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
         cells, wrong_causes = [], Counter[str]()
         for dose, given in one.by_dose.items():
             count, right, silent = given.total(), one.right(dose), given[""]
-            if one.label not in twins:
+            if kind in RIGHT:
                 total[dose] += Counter(right=right, silent=silent, all=count)
             wrong_causes += Counter({cause: n for cause, n in given.items() if cause and cause not in RIGHT.get(kind, ())})
             cells.append(f"{right:4}{count - right - silent:4}{silent:4} of{count:4}" if count else "-")
@@ -193,7 +195,9 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
         print(f"{dose}: {share(count['right'], count['all'])} right, {share(count['silent'], count['all'])} silent, of {count['all']}")
     for names, what in ((twins, "twins"), (DECOYS, "decoys")):
         hurt = [(one, cause) for one in tallies if one.label in names for cause in names[one.label]]
-        bad = sum(given[cause] for one, cause in hurt for given in (*one.by_dose.values(), one.blamed))
+        bad = sum(given[cause] for one, cause in hurt for given in (one.blamed, one.unhurt))
+        # Where the label is that of a cause, too, a request that was hurt is rightly given it.
+        bad += sum(given[cause] for one, cause in hurt if not one.right("large") for given in one.by_dose.values())
         print(f"{what} blamed: {bad} of {sum(one.requests for one in tallies if one.label in names)} requests")
     clean = sum(one.clean for one in tallies)
     blamed = sum((one.blamed for one in tallies), Counter[str]())
