@@ -104,4 +104,4 @@ def judge(records: Iterable[Mapping[str, Any]], truth: Truth) -> Judgement:
     return result
 
 
-_BLAMING = frozenset().union(*RIGHT.values()) - {"more_work"}
+_BLAMING = frozenset().union(*RIGHT.values()) - {"more_work", "host_compute"}
