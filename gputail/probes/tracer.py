@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,8 +126,20 @@ class Tracer:
         self._kernel.close()
 
     def _detach(self) -> None:
-        syscalls.all_at_once([*(attached.links.close for attached in self._attached.values()), self._host.close])
+        with self._orphans_are_no_loss():
+            syscalls.all_at_once([*(attached.links.close for attached in self._attached.values()), self._host.close])
         self._attached.clear()
+
+    @contextmanager
+    def _orphans_are_no_loss(self) -> Iterator[None]:
+        """While probes go on or come off. Return probes are there longer than entry probes, so calls that run meanwhile
+        return without an entry: they began before tracing did, or after it had ended, and nothing of what was to be
+        traced is lost with them. (A call that is open right as probes go on will be counted, though.)
+        """
+        before = self._kernel.counts()["return_orphaned"]
+        yield
+        meanwhile = self._kernel.counts()["return_orphaned"] - before
+        self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
 
     def health(self) -> TracerHealth:
         return TracerHealth(
@@ -190,7 +202,8 @@ class Tracer:
                 attached.last_used = now
             library = attached.library
             if (library.device, library.inode) in places or now - attached.last_used > LINGER_S:
-                self._attached.pop(identity).links.close()
+                with self._orphans_are_no_loss():
+                    self._attached.pop(identity).links.close()
 
     def _attach(self, library: Library) -> None:
         if library.identity in self._attached or library.identity in self._hopeless:
@@ -237,12 +250,8 @@ class Tracer:
             return
         for symbol, reason in found.unusable.items():
             self._unattached[f"{symbol} in {library.path}"] = reason
-        # Return probes go on first, so calls that run meanwhile return without an entry. They began before tracing did:
-        # nothing of what was to be traced is lost with them. A call that is open right now will be counted, though.
-        before = self._kernel.counts()["return_orphaned"]
-        links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
-        meanwhile = self._kernel.counts()["return_orphaned"] - before
-        self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
+        with self._orphans_are_no_loss():
+            links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
         self._attached[library.identity] = _Attached(library, links, len(sites), time.monotonic())
 
 
