@@ -4,7 +4,7 @@ Each label runs with faults of several sizes (see gputail/sim/programs/victim.c)
 counts in the dose that it really cost: what it took beyond the median of the clean ones, of which 3 to 10% is the small
 dose, up to 22% the middle one, beyond that the large one; less has not hurt. `right`: the first cause is the injected one.
 `silent`: no outlier, or of unknown cause. Twins look like another label and must never be named as it; decoys are
-another process's kernels beside noise on the host.
+another process's kernels beside noise on the host. Two simpler ways (baselines.py) are scored on the same rows.
 
 With --gpu the same on a real GPU: the PyTorch programs of tests/gpu, beside `gputail record`, whose recordings are judged.
 
@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from baselines import WAYS
 
 from gputail import traces
+from gputail.events import Batch
 from gputail.pipeline import Pipeline, replay_batches
 from gputail.sim.judge import HAS_CULPRIT, RIGHT, SLACK_NS
 from gputail.sim.scenario import Truth, scenario, write_trace
@@ -66,13 +68,15 @@ class Tally:
     explained: list[float] = field(default_factory=list)  # share of the excess of right ones that is not unknown
     confidence: list[tuple[float, bool]] = field(default_factory=list)  # stated, and whether the cause was right
     latency_ms: list[float] = field(default_factory=list)  # from the request's end to its record
+    # way of baselines.py -> right, and of how many: the middle and large dose
+    others: dict[str, list[int]] = field(default_factory=lambda: {way: [0, 0] for way in WAYS})
 
     def right(self, dose: str) -> int:
         return sum(self.by_dose[dose][cause] for cause in RIGHT.get(self.label.rpartition("+")[2], ()))
 
 
-def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth) -> None:
-    """Add one run of a label."""
+def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: np.ndarray) -> None:
+    """Add one run of a label; calls: its CALL rows."""
     mine = sorted((record for record in records if record["tid"] == truth.victim), key=lambda record: record["start_ns"])
     starts = np.array([record["start_ns"] for record in mine], np.int64)
     ends = np.array([record["end_ns"] for record in mine], np.int64)
@@ -84,6 +88,11 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth) -> None:
         injected |= (begin < last) & (end > first)
     usual = np.median((end - begin)[~injected])
     cost = (end - begin) / usual - 1
+    if right:
+        slow = np.flatnonzero(injected & (cost >= DOSES["middle"]))
+        for way, name in WAYS.items():
+            into.others[way][0] += sum(cause in right for cause in name(calls, truth, slow))
+            into.others[way][1] += len(slow)
     into.requests += len(begin)
     for number in range(len(begin)):
         inside = mine[np.searchsorted(ends, begin[number]) : np.searchsorted(starts, end[number])]
@@ -140,7 +149,7 @@ def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None) -
         print(f"{label}: lost {lost}", file=sys.stderr)
     if keep:
         write_trace(keep / f"{label}-{seed}.npz", np.concatenate(rows), truth)
-    tally(into, records, truth)
+    tally(into, records, truth, np.concatenate(rows))
 
 
 def run_on_gpu(labels: list[str], seconds: float, folder: Path) -> None:
@@ -157,14 +166,20 @@ def judge_recording(folder: Path, label: str, into: Tally) -> None:
     from gputail.capture import CaptureReader
 
     with CaptureReader(str(folder / f"{label}.gpt")) as reader:
-        tally(into, (record.as_dict() for record in replay_batches(reader)), gpu.truth_of(folder, label))
+        batches = list(reader)
+    tally_batches(into, batches, gpu.truth_of(folder, label))
+
+
+def tally_batches(into: Tally, batches: list[Batch], truth: Truth) -> None:
+    records = (record.as_dict() for record in replay_batches(batches))
+    tally(into, records, truth, np.concatenate([batch.calls for batch in batches]))
 
 
 def judge_again(path: Path, into: Tally) -> None:
     """The tally of a run that --record kept."""
     with np.load(path, allow_pickle=False) as kept:
         truth = Truth(str(kept["label"]), int(kept["victim"]), int(kept["aggressor"]), kept["requests"], kept["faults"], kept["bursts"])
-    tally(into, (record.as_dict() for record in replay_batches(traces.batches(traces.load(str(path))))), truth)
+    tally_batches(into, list(traces.batches(traces.load(str(path)))), truth)
 
 
 def share(part: int, whole: int) -> str:
@@ -193,6 +208,9 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
         print(row + f"{named:>9}{blamed:>12}  " + ", ".join(f"{n} {cause}" for cause, n in wrong_causes.most_common(4)))
     for dose, count in total.items():
         print(f"{dose}: {share(count['right'], count['all'])} right, {share(count['silent'], count['all'])} silent, of {count['all']}")
+    for way in WAYS:
+        right, count = (sum(one.others[way][column] for one in tallies) for column in (0, 1))
+        print(f"by {way} (a reconstruction): {share(right, count)} right of the {count} of the middle and large dose")
     for names, what in ((twins, "twins"), (DECOYS, "decoys")):
         hurt = [(one, cause) for one in tallies if one.label in names for cause in names[one.label]]
         bad = sum(given[cause] for one, cause in hurt for given in (one.blamed, one.unhurt))
