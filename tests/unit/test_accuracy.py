@@ -14,7 +14,7 @@ from gputail.sim.scenario import Truth
 
 # The benchmarks are scripts, no package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
-import accuracy  # noqa: E402
+import accuracy
 import baselines
 
 MS = 1_000_000
