@@ -124,6 +124,9 @@ class _Analysis:
         snapshot = self._pipeline.snapshot()
         requests = sum(workload.requests for workload in snapshot.workloads)
         _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(snapshot.lost)}")
+        ratio = self._tracer.health().overhead_ratio
+        if ratio is not None:
+            _say(f"tracing took about {100 * ratio:.2g}% of the CPU time of what was traced, last")
 
     def _hand_on(self) -> None:
         records = self._pipeline.take_records()
@@ -139,6 +142,7 @@ class _Analysis:
                 attached_libraries=traced.libraries,
                 unattached=traced.unattached,
                 traced_processes=traced.processes,
+                overhead_ratio=traced.overhead_ratio,
             )
             self._collector.publish(self._pipeline.snapshot(health))
 

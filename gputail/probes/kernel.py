@@ -198,6 +198,10 @@ class Kernel:
         """Totals since loading of what the kernel side could not record, by stage."""
         return {stage: sum(self._counters[index]) for index, stage in enumerate(KERNEL_STAGES)}
 
+    def remove_target(self, tgid: int) -> None:
+        table = self._bpf[b"targets"]
+        del table[table.Key(tgid)]
+
     def add_targets(self, tgids: Iterable[int]) -> None:
         table = self._bpf[b"targets"]
         for tgid in tgids:

@@ -77,8 +77,8 @@ class MultiAttacher:
         self._entries = {kind: kernel.program(f"{kind}_enter", "uprobe_multi") for kind in (CUDA, NCCL)}
         self._return = kernel.program("leave", "uprobe_multi")
 
-    def attach(self, kind: str, path: str, sites: list[Site]) -> _Descriptors:
-        """Attach entry and return probes to every site of a library reached by `path`.
+    def attach(self, kind: str, path: str, sites: list[Site], pid: int = 0) -> _Descriptors:
+        """Attach entry and return probes to every site of a library reached by `path`; in one process only, if `pid` is given.
 
         Returns first: a return whose entry was not probed yet is recognized, whereas an entry whose return is not
         would look like a call that never ends and make those after it look nested.
@@ -88,7 +88,7 @@ class MultiAttacher:
         descriptors: list[int] = []
         try:
             for program, is_return in ((self._return, True), (self._entries[kind], False)):
-                descriptors.append(syscalls.link_uprobe_multi(program, path, offsets, cookies, is_return))
+                descriptors.append(syscalls.link_uprobe_multi(program, path, offsets, cookies, is_return, pid))
         except OSError as error:
             _Descriptors(descriptors).close()
             raise attach_error(path, error) from error

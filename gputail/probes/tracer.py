@@ -22,9 +22,11 @@ from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
 from gputail.probes import syscalls
+from gputail.probes.calibration import pair_cost_ns
 from gputail.probes.handles import HandleNames
 from gputail.probes.host import HostProbes
-from gputail.probes.links import Links, Site, make_attacher, probe_offset
+from gputail.probes.links import Links, MultiAttacher, Site, make_attacher, probe_offset
+from gputail.probes.overhead import Overhead
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
 from gputail.probes.table import BY_SYMBOL, CUDA, NCCL
 
@@ -68,6 +70,8 @@ class TracerHealth:
     libraries: int
     processes: int
     unattached: Mapping[str, str] = field(default_factory=dict)
+    call_cost_ns: float | None = None  # as measured at start; None: not known
+    overhead_ratio: float | None = None  # of the CPU time of what is traced; None: not known (yet)
 
 
 class Tracer:
@@ -88,6 +92,7 @@ class Tracer:
         if options.pids:
             self._kernel.add_targets(options.pids)
         self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
+        self._overhead = Overhead(self._calibrated())
         self._merger = Merger(HOLD_NS)
         self._handles = HandleNames()
         self._scanner = Scanner()
@@ -97,7 +102,7 @@ class Tracer:
         self._unattached: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._described: dict[int, Process] = {}
-        self._counts: dict[str, int] = {}
+        self._counts = self._kernel.counts()  # of what calibration lost, if anything, there is nothing to tell
         self._next_scan = 0.0
         for path in options.libraries:
             self._attach_path(path)
@@ -105,6 +110,22 @@ class Tracer:
             with suppress(GputailError):  # nobody has asked for it
                 self._attach_path(path)
         self._follow_libraries()
+
+    def _calibrated(self) -> float | None:
+        """What a traced call costs here (ns); None where that cannot be measured: with single probes, which take long to detach."""
+        if not isinstance(self._attacher, MultiAttacher):
+            return None
+        if self._kernel.only_targets:
+            self._kernel.add_targets([os.getpid()])
+        try:
+            return pair_cost_ns(self._attacher)
+        except (OSError, GputailError):
+            return None
+        finally:
+            if self._kernel.only_targets:
+                self._kernel.remove_target(os.getpid())
+            self._calls.drain()
+            self._names.drain()
 
     def poll(self) -> Batch:
         """Wait for the flush interval (or half a ring), then hand on what has been recorded."""
@@ -147,6 +168,8 @@ class Tracer:
             libraries=len(self._attached),
             processes=len(self._described),
             unattached={**self._unattached, **self._refused},
+            call_cost_ns=self._overhead.call_cost_ns,
+            overhead_ratio=self._overhead.ratio,
         )
 
     def _batch(self, last: bool) -> Batch:
@@ -156,6 +179,7 @@ class Tracer:
         calls, late = self._merger.merge(arrays, began_ns)
         if last:
             calls = np.concatenate((calls, self._merger.flush()))
+        self._overhead.count(calls, time.monotonic())
         counts = self._kernel.counts()
         lost = summed(counts, self._counts)
         self._counts = counts
