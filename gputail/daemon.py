@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from gputail.pipeline import Pipeline
 from gputail.probes.launch import HeldCommand
 from gputail.probes.tracer import TraceOptions, Tracer
 from gputail.snapshot import Health
-from gputail.surfaces.jsonl import JsonlWriter
+from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
 
 SNAPSHOT_S = 0.5  # how often surfaces get a new view
@@ -100,9 +101,9 @@ class _Analysis:
     def __init__(self, settings: Settings, stack: ExitStack, tracer: Tracer) -> None:
         self._tracer = tracer
         self._pipeline = Pipeline()
-        self._lines = JsonlWriter(settings.jsonl, append=True) if settings.jsonl else None
+        self._lines = BackgroundWriter(JsonlWriter(settings.jsonl, append=True)) if settings.jsonl else None
         if self._lines:
-            stack.callback(self._lines.close)
+            stack.callback(self._close_lines)
         self._next_snapshot = 0.0
         self._collector = SnapshotCollector() if settings.listen else None
         self._publish()
@@ -123,10 +124,23 @@ class _Analysis:
         self._publish()
         snapshot = self._pipeline.snapshot()
         requests = sum(workload.requests for workload in snapshot.workloads)
-        _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(snapshot.lost)}")
+        _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(self._lost())}")
         ratio = self._tracer.health().overhead_ratio
         if ratio is not None:
             _say(f"tracing took about {100 * ratio:.2g}% of the CPU time of what was traced, last")
+
+    def _close_lines(self) -> None:
+        assert self._lines
+        if not self._lines.close():
+            _say("not all request records were written: what reads them has stopped reading")
+            os._exit(1)  # a thread that hangs in a write to stdout would make Python hang at its exit
+
+    def _lost(self) -> dict[str, int]:
+        """What was lost by stage, on its way in and on its way out."""
+        lost = dict(self._pipeline.snapshot().lost)
+        if self._lines and self._lines.lost:
+            lost["jsonl"] = self._lines.lost
+        return lost
 
     def _hand_on(self) -> None:
         records = self._pipeline.take_records()
@@ -144,7 +158,7 @@ class _Analysis:
                 traced_processes=traced.processes,
                 overhead_ratio=traced.overhead_ratio,
             )
-            self._collector.publish(self._pipeline.snapshot(health))
+            self._collector.publish(replace(self._pipeline.snapshot(health), lost=self._lost()))
 
 
 class _Recording:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,7 @@ NAME_RING_BYTES = 128 << 10
 LINGER_S = 10.0
 # A record is in its ring at most this long after the end it states, unless its thread was kept off the CPU in between.
 HOLD_NS = 10_000_000
+MAX_REFUSED = 4096
 _WANTED = {kind: frozenset(symbol for symbol, function in BY_SYMBOL.items() if function.library == kind) for kind in (CUDA, NCCL)}
 
 
@@ -98,8 +101,8 @@ class Tracer:
         self._scanner = Scanner()
         self._attached: dict[Identity, _Attached] = {}
         self._pinned: set[Identity] = set()  # attached by name: kept whether or not anyone uses them
-        self._hopeless: set[Identity] = set()  # looked at and found unfit: not looked at again
-        self._unattached: dict[str, str] = {}
+        self._hopeless: OrderedDict[Identity, None] = OrderedDict()  # looked at and found unfit: not looked at again
+        self._unattached: OrderedDict[str, str] = OrderedDict()
         self._refused: dict[str, str] = {}
         self._described: dict[int, Process] = {}
         self._counts = self._kernel.counts()  # of what calibration lost, if anything, there is nothing to tell
@@ -237,7 +240,7 @@ class Tracer:
         except FileNotFoundError:  # whoever had it mapped has ended meanwhile
             return
         except OSError as error:
-            self._unattached[library.path] = f"cannot be opened: {error.strerror or error}"
+            _put(self._unattached, library.path, f"cannot be opened: {error.strerror or error}")
             return
         try:
             self._attach_file(library, fd)
@@ -264,19 +267,27 @@ class Tracer:
         try:
             found = read_symbols(fd, _WANTED[library.kind])
         except ElfRefused as error:
-            self._hopeless.add(library.identity)
-            self._unattached[library.path] = str(error)
+            _put(self._hopeless, library.identity, None)
+            _put(self._unattached, library.path, str(error))
             return
         sites = [Site(probe_offset(offset, site.code), BY_SYMBOL[site.symbols[0]], site.symbols[0]) for offset, site in found.sites.items()]
         if not sites:
-            self._hopeless.add(library.identity)
-            self._unattached[library.path] = "none of the functions to be traced is in it"
+            _put(self._hopeless, library.identity, None)
+            _put(self._unattached, library.path, "none of the functions to be traced is in it")
             return
         for symbol, reason in found.unusable.items():
-            self._unattached[f"{symbol} in {library.path}"] = reason
+            _put(self._unattached, f"{symbol} in {library.path}", reason)
         with self._orphans_are_no_loss():
             links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
         self._attached[library.identity] = _Attached(library, links, len(sites), time.monotonic())
+
+
+def _put(store: OrderedDict[Any, Any], key: object, value: object) -> None:
+    """Keep that, and no more than MAX_REFUSED such: whoever maps one unfit file can map any number."""
+    store[key] = value
+    store.move_to_end(key)
+    if len(store) > MAX_REFUSED:
+        store.popitem(last=False)
 
 
 def installed_libraries() -> tuple[str, ...]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import queue
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +19,8 @@ from gputail.errors import GputailError
 
 if TYPE_CHECKING:
     from gputail.tail import RequestRecord
+
+MAX_WAITING = 100_000  # records that wait for a slow reader
 
 
 def line(record: Mapping[str, Any]) -> str:
@@ -68,7 +72,7 @@ class JsonlWriter:
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._abandon()
+            self.abandon()
             raise self._cannot_write(error) from error
 
     def close(self) -> None:
@@ -79,7 +83,7 @@ class JsonlWriter:
         except OSError as error:
             raise self._cannot_write(error) from error
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Python keeps what it could not write and tries again at close and at exit: let that go nowhere."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._file.fileno())
@@ -88,3 +92,54 @@ class JsonlWriter:
     def _cannot_write(self, error: OSError) -> GputailError:
         where = "standard output" if self.path == "-" else self.path
         return GputailError(f"cannot write request records to {where}: {(error.strerror or str(error)).lower()}")
+
+
+class BackgroundWriter:
+    """A JsonlWriter on a thread of its own, for a caller that must not wait: a pipe that nobody reads takes nothing more.
+
+    What waits is bounded; records beyond are lost and counted. What the writer raises is raised by the next call here.
+    """
+
+    def __init__(self, writer: JsonlWriter, max_records: int = MAX_WAITING) -> None:
+        self.lost = 0
+        self._writer = writer
+        self._max_records = max_records
+        self._taken = self._written = 0  # records; each counted by one thread only
+        self._queue: queue.SimpleQueue[tuple[RequestRecord, ...] | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="jsonl", daemon=True)
+        self._thread.start()
+
+    def write(self, records: Iterable[RequestRecord]) -> None:
+        self._raise()
+        some = tuple(records)
+        room = self._max_records - (self._taken - self._written)
+        if len(some) > room:
+            self.lost += len(some) - max(room, 0)
+            some = some[: max(room, 0)]
+        if some:
+            self._taken += len(some)
+            self._queue.put(some)
+
+    def close(self, within_s: float = 2.0) -> bool:
+        """Write what waits, if that goes within the time; whether it did. If not, the thread hangs in a write."""
+        self._queue.put(None)
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            return False
+        self._raise()
+        self._writer.close()
+        return True
+
+    def _run(self) -> None:
+        try:
+            while (some := self._queue.get()) is not None:
+                self._writer.write(some)
+                self._written += len(some)
+        except BaseException as error:
+            self._failure = error
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from gputail.errors import GputailError
-from gputail.surfaces.jsonl import JsonlWriter, line
+from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter, line
 
 
 class Record:
@@ -93,3 +94,35 @@ def test_stdout_full_or_closed_leaves_no_traceback(close_reader: bool) -> None:
         done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=stdout, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (7 if close_reader else 8, "")
+
+
+def test_a_reader_that_stops_reading_holds_nobody_up_and_what_is_lost_is_counted(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = BackgroundWriter(JsonlWriter(str(pipe)), max_records=1000)
+    for _ in range(100):  # far more than a pipe holds
+        writer.write([Record(text="x" * 1000)] * 100)  # type: ignore[list-item]
+    assert 0 < writer.lost < 10_000
+    assert not writer.close(within_s=0.1)
+    os.set_blocking(reader, True)
+    with open(reader) as lines:
+        assert sum(1 for _ in zip(range(10_000 - writer.lost), lines, strict=False)) == 10_000 - writer.lost
+    assert writer.close()
+
+
+def test_what_goes_wrong_in_the_background_is_raised_in_front() -> None:
+    writer = BackgroundWriter(JsonlWriter("/dev/full"))
+    with pytest.raises(GputailError, match="no space left on device"):
+        for _ in range(10_000):
+            writer.write([Record(n=1)])  # type: ignore[list-item]
+            time.sleep(0.001)
+
+
+def test_all_that_waits_is_written_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    writer = BackgroundWriter(JsonlWriter(str(path)))
+    for number in range(1000):
+        writer.write([Record(n=number)])  # type: ignore[list-item]
+    assert writer.close() and writer.lost == 0
+    assert [strict(text)["n"] for text in path.read_text().splitlines()] == list(range(1000))
