@@ -118,14 +118,15 @@ class Tracer:
         """What a traced call costs here (ns); None where that cannot be measured: with single probes, which take long to detach."""
         if not isinstance(self._attacher, MultiAttacher):
             return None
-        if self._kernel.only_targets:
+        is_stranger = self._kernel.only_targets and os.getpid() not in self.options.pids
+        if is_stranger:
             self._kernel.add_targets([os.getpid()])
         try:
             return pair_cost_ns(self._attacher)
         except (OSError, GputailError):
             return None
         finally:
-            if self._kernel.only_targets:
+            if is_stranger:
                 self._kernel.remove_target(os.getpid())
             self._calls.drain()
             self._names.drain()

@@ -39,3 +39,15 @@ def test_the_share_that_tracing_takes_of_a_programs_time_is_estimated(tmp_path):
         finally:
             caller.process.kill()
             tracer.close()
+
+
+def test_children_of_this_process_are_traced_where_it_was_asked_for(tmp_path):
+    library = str(build().libraries / "libcuda.so.1")
+    tracer = Tracer(TraceOptions(pids=frozenset([os.getpid()]), libraries=(library,), off_cpu=False))
+    try:
+        with Caller(tmp_path / "gpu") as caller:
+            caller.do("call", "cuEventQuery", 23, 0)
+            batches = [tracer.poll(), tracer.finish()]
+        assert sum(int((batch.calls["tgid"] == caller.pid).sum()) for batch in batches) == 23
+    finally:
+        tracer.close()
