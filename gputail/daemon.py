@@ -13,9 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from gputail import __version__
 from gputail.capture import CaptureWriter
 from gputail.config import Settings
 from gputail.events import Batch
@@ -23,6 +25,7 @@ from gputail.pipeline import Pipeline
 from gputail.probes.launch import HeldCommand
 from gputail.probes.tracer import TraceOptions, Tracer
 from gputail.snapshot import Health
+from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import JsonlWriter
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
 
@@ -95,7 +98,7 @@ def _trace(settings: Settings, make_stage: Callable[[ExitStack, Tracer], _Stage]
 
 
 class _Analysis:
-    """Batches into request records on the JSON lines surface, and snapshots on the metrics surface."""
+    """Batches into request records on the JSON lines surface, and both on the control socket; snapshots on the metrics surface."""
 
     def __init__(self, settings: Settings, stack: ExitStack, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -105,6 +108,10 @@ class _Analysis:
             stack.callback(self._lines.close)
         self._next_snapshot = 0.0
         self._collector = SnapshotCollector() if settings.listen else None
+        self._control: ControlServer | None = None
+        if settings.socket:
+            self._control = ControlServer(settings.socket, {"pid": os.getpid(), "version": __version__, "start_ns": time.monotonic_ns()})
+            stack.callback(self._control.close)
         self._publish()
         if self._collector and settings.listen:
             server = MetricsServer(settings.listen, self._collector)
@@ -129,18 +136,27 @@ class _Analysis:
         records = self._pipeline.take_records()
         if self._lines:
             self._lines.write(records)
+        if self._control:
+            self._control.offer(records)
 
     def _publish(self) -> None:
         self._next_snapshot = time.monotonic() + SNAPSHOT_S
+        if not self._collector and not self._control:
+            return
+        traced = self._tracer.health()
+        health = Health(
+            attached_functions=traced.functions,
+            attached_libraries=traced.libraries,
+            unattached=traced.unattached,
+            traced_processes=traced.processes,
+            cpu_s=time.process_time(),
+            resident_bytes=_resident_bytes(),
+        )
+        snapshot = self._pipeline.snapshot(health)
         if self._collector:
-            traced = self._tracer.health()
-            health = Health(
-                attached_functions=traced.functions,
-                attached_libraries=traced.libraries,
-                unattached=traced.unattached,
-                traced_processes=traced.processes,
-            )
-            self._collector.publish(self._pipeline.snapshot(health))
+            self._collector.publish(snapshot)
+        if self._control:
+            self._control.publish(snapshot)
 
 
 class _Recording:
@@ -162,6 +178,13 @@ class _Recording:
     def finish(self) -> None:
         self._writer.close()
         _say(f"{self._calls} events recorded in {self._path}; lost: {_lost_text(self._lost)}")
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def _lost_text(lost: Mapping[str, int]) -> str:
