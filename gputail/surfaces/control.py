@@ -240,7 +240,7 @@ class ControlServer:
             what, name, count = parse(text)
             if what == "verdicts":
                 client.is_following = True
-                for message in list(self._recent)[len(self._recent) - count :]:
+                for message in list(self._recent)[max(len(self._recent) - count, 0) :]:
                     client.put_verdict(message)
                 return
             snapshot = self._latest

@@ -1,9 +1,11 @@
 """Figures and names as people read them: durations, counts, sizes, names of other processes.
 
-In come numbers and text, out comes short text of bounded length. Imports nothing, so that what only shows things starts at once.
+In come numbers and text, out comes short text of bounded length. Imports little, so that what only shows things starts at once.
 """
 
 from __future__ import annotations
+
+import time
 
 MAX_NAME = 38
 
@@ -43,6 +45,19 @@ def number(value: float | None) -> str:
 def size(value_bytes: int | None) -> str:
     """A size in bytes, as in 84 MB."""
     return "-" if value_bytes is None else f"{number(value_bytes)}B".replace("kB", " kB").replace("MB", " MB").replace("GB", " GB")
+
+
+_offset_ns = time.time_ns() - time.monotonic_ns()  # of the clock on the wall from CLOCK_MONOTONIC
+
+
+def clock(monotonic_ns: int) -> str:
+    """A time of CLOCK_MONOTONIC on the clock on the wall, to the millisecond; the same text each time, unless that clock was set."""
+    global _offset_ns
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    if abs(offset_ns - _offset_ns) > 100_000_000:
+        _offset_ns = offset_ns
+    wall_ns = monotonic_ns + _offset_ns
+    return time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000)) + f".{wall_ns // 1_000_000 % 1000:03d}"
 
 
 _INTERPRETERS = ("python", "pypy", "node", "ruby", "perl", "bash", "sh", "java")
