@@ -15,7 +15,8 @@ from gputail.surfaces.words import clock, duration, number
 
 MIN_BARS, MAX_BARS = 6, 24
 # Everything on the page of a workload but the bars, with a few outliers.
-_OTHER_LINES = 13
+_OTHER_LINES = 14
+SPACIOUS = 28  # lines from which there is room for empty ones
 _LETTERS = {
     "host": "h", "run_queue": "r", "off_cpu": "z", "launch": "l", "copy": "c", "alloc": "a", "module": "m", "sync": "w", "collective": "n",
     "other": "o",
@@ -31,19 +32,19 @@ _STYLES = {"sync": "warn", "collective": "warn", "run_queue": "bad", "off_cpu": 
 def workload_page(message: dict[str, Any], pen: Pen, width: int, height: int) -> tuple[list[Line], dict[int, int]]:
     """Lines, and which of them stand for which outlier of the message."""
     row = message["workload"]
+    gap: list[Line] = [(("", ""),)] if height >= SPACIOUS else []
     usual = duration(row["baseline_ns"]) if row["baseline_ns"] is not None else "not known yet"
     lines: list[Line] = [
         ((pen.text(title(row)), "bold"), (f"  pid {row['pid']}  {pen.text(row['shape'])}  usual {usual}", "")),
         ((_about(row, pen), "dim"),),
         _figures("last minute", row["recent"]),
-        _figures("since tracing began", row["total"]),
-        ((f"  incomplete (no verdict): {row['incomplete']} of {row['requests']} requests", "warn" if row["incomplete"] else "dim"),),
-        (("", ""),),
+        _figures("in all", row["total"]),
+        *gap,
     ]
     bars = _merged(message["bars"], max(MIN_BARS, min(height - _OTHER_LINES, MAX_BARS)))
     lines += _histogram(bars, pen, width)
-    lines += [(("", ""),), *_causes(message["causes"], pen, width)]
-    lines += [(("", ""),), (("latest outliers (Enter: one of them)", "bold"),)]
+    lines += [*gap, *_causes(message["causes"], pen, width)]
+    lines += [*gap, (("latest outliers", "bold"), ("  (Enter opens one)", "dim"))]
     chosen: dict[int, int] = {}
     for number_, verdict in enumerate(message["outliers"]):
         chosen[len(lines)] = number_
@@ -59,6 +60,8 @@ def _about(row: dict[str, Any], pen: Pen) -> str:
     parts = [pen.text(row["command"] or row["comm"])]
     if row["container"]:
         parts.append(f"container {pen.text(row['container'])}")
+    if row["incomplete"]:
+        parts.append(f"{row['incomplete']} of {row['requests']} requests incomplete")
     if row["gpu"]:
         parts.append(f"GPU {pen.text(row['gpu'])}")
     return "  " + ", ".join(parts)
@@ -66,8 +69,8 @@ def _about(row: dict[str, Any], pen: Pen) -> str:
 
 def _figures(what: str, f: dict[str, Any]) -> Line:
     text = (
-        f"  {what:20} {number(f['requests']):>6} requests  {number(f['rate']):>5}/s  p50 {compact(f['p50_ns']):>6}  "
-        f"p99 {compact(f['p99_ns']):>6}  p99.9 {compact(f['p999_ns']):>6}  {number(f['outliers_per_min'])} outliers/min"
+        f"  {what:11} {number(f['requests']):>5} requests {number(f['rate']):>5}/s  p50 {compact(f['p50_ns']):<6} "
+        f"p99 {compact(f['p99_ns']):<6} p99.9 {compact(f['p999_ns']):<6} {number(f['outliers_per_min']):>4} outliers/min"
     )
     return ((text, ""),)
 
@@ -99,11 +102,11 @@ def _histogram(bars: list[dict[str, int]], pen: Pen, width: int) -> list[Line]:
 
 
 def _causes(causes: list[dict[str, Any]], pen: Pen, width: int) -> list[Line]:
-    lines: list[Line] = [(("causes by their share of the excess, since tracing began", "bold"),)]
-    room = max(min(width - 60, 40), 8)
+    lines: list[Line] = [(("causes by their share of the excess, in all", "bold"),)]
+    room = max(min(width - 52, 40), 8)
     for cause in causes:
         share = cause["share"] or 0
-        text = f" {100 * share:5.1f}%  {compact(cause['excess_ns']):>7}  first cause of {cause['outliers']} outliers"
+        text = f" {100 * share:5.1f}%  {compact(cause['excess_ns']):>7}  {cause['outliers']} outliers"
         lines.append(((f"  {pen.text(cause['cause'], 20):20} ", "warn"), (pen.bar(share, room), "accent"), (text, "")))
     if not causes:
         lines.append((("  no outliers", "good"),))
