@@ -119,7 +119,7 @@ class ControlServer:
         self._latest: Snapshot | None = None
         self._encoded: tuple[Snapshot | None, bytes] = (None, b"")
         self._news: deque[RequestRecord] = deque()
-        self._news_lost = 0
+        self._news_lost = self._news_lost_told = 0  # each written by one thread alone
         self._recent: deque[bytes] = deque(maxlen=RECENT)
         self._is_stopped = False
         try:
@@ -262,7 +262,8 @@ class ControlServer:
         client.is_closing = True
 
     def _tell_news(self) -> None:
-        lost, self._news_lost = self._news_lost, 0
+        lost_in_all = self._news_lost
+        lost, self._news_lost_told = lost_in_all - self._news_lost_told, lost_in_all
         followers = [client for client in self._clients.values() if client.is_following]
         for client in followers:
             client.lost += lost

@@ -117,7 +117,7 @@ def outlier_page(verdict: dict[str, Any], pen: Pen, width: int) -> list[Line]:
     """An outlier: its story, where its time went against what is usual, and what its excess is put down to."""
     record = verdict["record"]
     excess, usual, total = record["excess_ns"] or 0, record["baseline_ns"] or 0, record["duration_ns"]
-    room = max(width - 30, 10)
+    room = max(width - 34, 10)
     confidence = record["confidence"]
     lines: list[Line] = [
         ((f"outlier of {clock(record['end_ns'])}  ", "bold"), (f"{pen.text(record['comm'])}[{record['pid']}] tid {record['tid']}", "")),
@@ -137,8 +137,8 @@ def outlier_page(verdict: dict[str, Any], pen: Pen, width: int) -> list[Line]:
         return round(ns / total * room) if total else 0
 
     mark = pen.bar(1, 1)
-    lines.append(((f"  {'usual':10} ", "dim"), ((mark * cells(usual)).ljust(room), "dim"), (f" {compact(usual):>7}", "")))
-    spans: list[Span] = [(f"  {'this one':10} ", "")]
+    lines.append(((f"  {'usual':14} ", "dim"), ((mark * cells(usual)).ljust(room), "dim"), (f" {compact(usual):>7}", "")))
+    spans: list[Span] = [(f"  {'this one':14} ", "")]
     used = 0
     parts = sorted(record["budget"].items(), key=lambda part: list(_LETTERS).index(part[0]) if part[0] in _LETTERS else 99)
     reached = 0
@@ -156,7 +156,7 @@ def outlier_page(verdict: dict[str, Any], pen: Pen, width: int) -> list[Line]:
         who = f"pid {contribution['culprit_pid']}" if contribution["culprit_pid"] is not None else contribution["cause"]
         bar = " " * offset + mark * length
         lines.append(
-            ((f"  {pen.fit(who, 10)} ", "bad"), (bar.ljust(room), "bad"), (f" {compact(contribution['ns']):>7}", "")),
+            ((f"  {pen.fit(who, 14)} ", "bad"), (bar.ljust(room), "bad"), (f" {compact(contribution['ns']):>7}", "")),
         )
         offset += length
     lines += [(("", ""),), (("what it was doing", "bold"),)]
