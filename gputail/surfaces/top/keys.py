@@ -33,9 +33,9 @@ KEYS: dict[str, tuple[tuple[str, ...], str]] = {
     "sort_p99.9": (("p",), "sort by p99.9"),
     "worst": (("w",), "go to the workload with the most outliers a minute"),
     "figures": (("m",), "figures of the last minute, or since tracing began"),
-    "silent": (("a", "H"), "show workloads that have been silent for minutes, or leave them out"),
+    "silent": (("a", "H"), "show what has been silent for minutes, or leave it out"),
     "cost": (("c", "f2"), "what gputail itself costs and misses"),
-    "no_signals": (("K", "f9", "T", "f7", "f8", "u", "e"), "(kill, nice, users and such: not here, gputail only looks)"),
+    "no_signals": (("f9", "K", "T", "f7", "f8", "u", "e"), "(kill, nice, users: not here, gputail only looks)"),
 }
 ACTIONS = {key: action for action, (keys, _) in KEYS.items() for key in keys}
 
@@ -56,15 +56,15 @@ def help_page() -> list[Line]:
     """Every key in a line, and how to read the columns."""
     lines: list[Line] = [(("keys", "bold"),)]
     for keys, what in KEYS.values():
-        lines.append(((f"  {' '.join(shown(key) for key in keys):22} ", "accent"), (what, "")))
+        lines.append(((f"  {' '.join(shown(key) for key in keys):20} ", "accent"), (what, "")))
     lines += [(("", ""),), (("columns", "bold"),)]
     for name, what in (
         ("RATE", "requests a second"),
         ("P50 P99 P99.9", 'of request durations; "-": too few requests to say'),
-        ("OUT/m", "requests a minute that were well above what is usual for the workload"),
-        ("TAIL", "p99 of each 5 s, now on the right; half the height is the usual duration, or more"),
-        ("CAUSE", "what most of the latest outliers' excess went to, and who is to blame"),
+        ("OUT/m", "requests a minute well above what is usual for the workload"),
+        ("TAIL", "p99 of each 5 s, now on the right; half the height: the usual duration"),
+        ("CAUSE", "what most of the latest excess went to, who is to blame"),
     ):
-        lines.append(((f"  {name:22} ", "accent"), (what, "")))
+        lines.append(((f"  {name:20} ", "accent"), (what, "")))
     lines.append((("  yellow: 1.3 times the usual, red: twice and more; grey: silent for a minute", "dim"),))
     return lines

@@ -12,7 +12,7 @@ from gputail.surfaces.top.drawing import Line, Pen, compact
 from gputail.surfaces.top.model import Model, Workload, title
 from gputail.surfaces.words import duration, number, size
 
-MIN_NAME, MIN_CAUSE, MIN_SPARK, MAX_SPARK = 12, 14, 8, 24
+MIN_NAME, MAX_NAME, MIN_CAUSE, MIN_SPARK, MAX_SPARK = 12, 28, 14, 8, 24
 CONTAINER, GPU = 14, 6
 _FIXED = (("RATE", 5, "rate"), ("P50", 6, "p50"), ("P99", 6, "p99"), ("P99.9", 6, "p99.9"), ("OUT/m", 6, "outliers"))
 MIN_PID, MAX_PID = 4, 8
@@ -43,7 +43,8 @@ def layout(width: int, pid: int, has_gpu: bool, has_container: bool) -> Layout:
     if room > 0:
         more = min(max(room - 20, 0) // 3, MAX_SPARK - MIN_SPARK)
         spark, room = spark + more, room - more
-        name, cause = name + room // 2, cause + room - room // 2
+        wider = min(room // 2, MAX_NAME - MIN_NAME)
+        name, cause = name + wider, cause + room - wider
     return Layout(pid, name, spark, gpu, container, cause)
 
 
