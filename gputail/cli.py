@@ -62,7 +62,24 @@ examples:
 
 TOP_EPILOG = """\
 examples:
-  gputail top                        not available in this version yet"""
+  gputail top
+  gputail top --filter serve.py --sort p99
+  gputail top --once
+  gputail top --json | jq '.workloads[].recent.p99_ns'
+
+Without a daemon it traces by itself, as root, while it runs. Press ? for the keys."""
+
+EVENTS_EPILOG = """\
+examples:
+  gputail events
+  gputail events --cause foreign_kernel --min-ms 5
+  gputail events --pid 4242 --json | jq .contributions"""
+
+COMPLETION_EPILOG = """\
+examples:
+  gputail completion bash > /etc/bash_completion.d/gputail
+  gputail completion zsh > /usr/local/share/zsh/site-functions/_gputail
+  gputail completion fish > ~/.config/fish/completions/gputail.fish"""
 
 REPORT_EPILOG = """\
 examples:
@@ -72,6 +89,9 @@ examples:
   gputail report slow.gpt --html slow.html --perfetto slow.json"""
 
 
+SHELLS = ("bash", "zsh", "fish")
+SORTS = ("outliers", "name", "rate", "p50", "p99", "p99.9")
+MAX_RECENT = 256  # verdicts from before that can be asked for
 MAX_WORST = 100  # requests with a timeline in a report
 
 
@@ -105,6 +125,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _socket_flag(text: str) -> str:
+    config.parse_socket(text)
+    return text  # off stays text here, too
+
+
+def _path_of_socket(text: str) -> str:
+    if text == "off":
+        raise ValueError('"off" is for gputail run')
+    return config.parse_socket(text) or text
+
+
+def _recent(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_RECENT:
+        raise ValueError(f"{text!r} is no number from 0 to {MAX_RECENT}")
+    return int(text)
+
+
 def parser() -> Parser:
     """The parser of the whole command line; the man page is compared with it."""
     top = Parser(prog="gputail", description="Names, live, what makes the slow requests of a GPU node slow.", epilog=EPILOG, **_RAW)
@@ -133,9 +170,44 @@ def parser() -> Parser:
         metavar="HOST:PORT",
         help=f"serve Prometheus metrics there, or off (default {config.DEFAULT_LISTEN})",
     )
+    run.add_argument(
+        "--socket",
+        type=_value(_socket_flag),
+        metavar="PATH",
+        help=f"let gputail top and events look, there, or off (default {config.DEFAULT_SOCKET})",
+    )
     run.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings; flags win over it")
 
-    verb("top", _not_yet, "a live view of the workloads and their outliers (not available yet)", TOP_EPILOG)
+    top_verb = verb("top", _top, "a live view of the workloads, their tails and their outliers", TOP_EPILOG)
+    _where_the_daemon_is(top_verb)
+    top_verb.add_argument("--once", action="store_true", help="print one view as plain text; so without a terminal, too")
+    top_verb.add_argument("--json", action="store_true", help="print one snapshot as JSON")
+    top_verb.add_argument("--ascii", action="store_true", help="draw with ASCII alone, as is done where the locale is not UTF-8")
+    top_verb.add_argument(
+        "-d", "--delay", type=_value(config.parse_duration), default=1.0, metavar="S", help="seconds between two looks (default 1)"
+    )
+    top_verb.add_argument("--filter", default="", metavar="TEXT", help="show only workloads that have TEXT in a column")
+    top_verb.add_argument("--sort", choices=SORTS, default="outliers", help="order of the rows (default outliers)")
+
+    events = verb("events", _events, "follow the verdicts of the running daemon, a line each", EVENTS_EPILOG)
+    _where_the_daemon_is(events)
+    events.add_argument("--cause", action="append", default=[], metavar="CAUSE", help="only verdicts of this cause (repeatable)")
+    events.add_argument(
+        "-p",
+        "--pid",
+        dest="pids",
+        action="append",
+        default=[],
+        type=_value(lambda text: config.parse_pids(text)[0]),
+        metavar="PID",
+        help="only verdicts on requests of this process (repeatable)",
+    )
+    events.add_argument("--workload", default="", metavar="NAME", help="only verdicts on workloads that have NAME in their name")
+    events.add_argument(
+        "--min-ms", type=_value(config.parse_duration), default=0.0, metavar="MS", help="only requests that took MS longer than usual"
+    )
+    events.add_argument("-n", "--recent", type=_value(_recent), default=10, metavar="N", help="begin with the last N (default 10)")
+    events.add_argument("--json", action="store_true", help="print the record of each request as JSON")
 
     check = verb("check", _check, "say whether this node can be traced, what is missing and how to get it", CHECK_EPILOG)
     check.add_argument("--json", action="store_true", help="print one JSON object")
@@ -167,7 +239,20 @@ def parser() -> Parser:
 
     demo = verb("demo", _demo, "trace simulated programs and show which of the slow requests were named right", DEMO_EPILOG)
     demo.add_argument("--seconds", type=_value(config.parse_duration), default=20.0, metavar="S", help="how long to trace (default 20)")
+
+    completion = verb("completion", _completion, "print a shell's completion of this command line", COMPLETION_EPILOG)
+    completion.add_argument("shell", choices=SHELLS, help="the shell it is for")
     return top
+
+
+def _where_the_daemon_is(verb: Parser) -> None:
+    verb.add_argument(
+        "--socket",
+        type=_value(_path_of_socket),
+        default=config.DEFAULT_SOCKET,
+        metavar="PATH",
+        help=f"the daemon's control socket (default {config.DEFAULT_SOCKET})",
+    )
 
 
 _RAW: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
@@ -260,8 +345,24 @@ def _demo(args: argparse.Namespace) -> int:
     return demo.run(args.seconds)
 
 
-def _not_yet(args: argparse.Namespace) -> int:
-    raise GputailError(f"{args.verb} is not available in this version yet", "use gputail run and gputail replay")
+def _top(args: argparse.Namespace) -> int:
+    from gputail.surfaces import top
+
+    return top.run(top.Options(args.socket, args.once, args.json, args.ascii, args.delay, args.filter, args.sort))
+
+
+def _events(args: argparse.Namespace) -> int:
+    from gputail.surfaces import follow
+
+    wanted = follow.Filter(tuple(args.cause), tuple(args.pids), args.workload, args.min_ms)
+    return follow.run(args.socket, wanted, args.recent, args.json)
+
+
+def _completion(args: argparse.Namespace) -> int:
+    from gputail import completion
+
+    print(completion.script(parser(), args.shell))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

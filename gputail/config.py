@@ -21,6 +21,8 @@ else:
     import tomli as tomllib
 
 DEFAULT_LISTEN = "127.0.0.1:9490"
+DEFAULT_SOCKET = "/run/gputail/gputail.sock"
+MAX_SOCKET_BYTES = 107  # what the kernel takes as a socket's name
 MAX_FLUSH_MS = 10_000
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -45,6 +47,7 @@ class Settings:
     command: tuple[str, ...] = ()  # start this program, trace it, and end when it ends
     jsonl: str | None = None  # where request records go, "-" for stdout
     listen: Address | None = Address("127.0.0.1", 9490)  # of the Prometheus endpoint; None: off
+    socket: str | None = DEFAULT_SOCKET  # where `top` and `events` look; None: off
     flush_ms: int = 100  # how often the rings are drained
     duration_s: float | None = None  # end after this long; None: run until told to end
     output: str | None = None  # the recording that `record` writes, "-" for stdout
@@ -66,6 +69,17 @@ def parse_listen(value: object) -> Address | None:
     if not (port.isascii() and port.isdigit()) or not 0 <= int(port[:6]) <= 65535:
         raise ValueError(f"{value!r}: the port must be a number up to 65535")
     return Address(host, int(port))
+
+
+def parse_socket(value: object) -> str | None:
+    """A path, or "off" (None). Raises ValueError saying what is wrong."""
+    if value == "off":
+        return None
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError('must be the path of a socket, or "off"')
+    if len(value.encode(errors="surrogateescape")) > MAX_SOCKET_BYTES - len(".lock"):
+        raise ValueError(f"the path of a socket has at most {MAX_SOCKET_BYTES - len('.lock')} bytes")
+    return value
 
 
 def parse_pids(value: object) -> tuple[int, ...]:
@@ -115,6 +129,7 @@ KEYS: Mapping[str, Callable[[object], Any]] = {
     "pids": parse_pids,
     "jsonl": parse_jsonl,
     "listen": parse_listen,
+    "socket": parse_socket,
     "flush_ms": parse_flush_ms,
     "duration_s": parse_duration,
 }
@@ -151,11 +166,13 @@ def read_file(path: Path) -> dict[str, Any]:
 def settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Join defaults, the file and the flags. flags: by field of Settings; None means the flag was not given.
 
-    A `listen` of None cannot be told from a flag that was not given, so flags carry "off" as text or an Address.
+    A `listen` or `socket` of None cannot be told from a flag that was not given, so flags carry "off" as text.
     """
     known = {field.name for field in fields(Settings)}
     values = read_file(config) if config is not None else {}
     given = {name: value for name, value in flags.items() if name in known and value is not None}
     if "listen" in given and not isinstance(given["listen"], Address):
         given["listen"] = parse_listen(given["listen"])
+    if "socket" in given:
+        given["socket"] = parse_socket(given["socket"])
     return replace(Settings(), **{**values, **given})

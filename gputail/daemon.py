@@ -14,16 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from gputail import __version__
 from gputail.capture import CaptureWriter
 from gputail.config import Settings
 from gputail.events import Batch
 from gputail.pipeline import Pipeline
 from gputail.probes.launch import HeldCommand
 from gputail.probes.tracer import TraceOptions, Tracer
-from gputail.snapshot import Health
+from gputail.snapshot import Health, Snapshot
+from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
 
@@ -96,7 +99,7 @@ def _trace(settings: Settings, make_stage: Callable[[ExitStack, Tracer], _Stage]
 
 
 class _Analysis:
-    """Batches into request records on the JSON lines surface, and snapshots on the metrics surface."""
+    """Batches into request records on the JSON lines surface, and both on the control socket; snapshots on the metrics surface."""
 
     def __init__(self, settings: Settings, stack: ExitStack, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -106,6 +109,10 @@ class _Analysis:
             stack.callback(self._close_lines)
         self._next_snapshot = 0.0
         self._collector = SnapshotCollector() if settings.listen else None
+        self._control: ControlServer | None = None
+        if settings.socket:
+            self._control = ControlServer(settings.socket, {"pid": os.getpid(), "version": __version__, "start_ns": time.monotonic_ns()})
+            stack.callback(self._control.close)
         self._publish()
         if self._collector and settings.listen:
             server = MetricsServer(settings.listen, self._collector)
@@ -122,9 +129,9 @@ class _Analysis:
         self._pipeline.finish()
         self._hand_on()
         self._publish()
-        snapshot = self._pipeline.snapshot()
+        snapshot = self._with_losses(self._pipeline.snapshot())
         requests = sum(workload.requests for workload in snapshot.workloads)
-        _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(self._lost())}")
+        _say(f"{snapshot.events} events, {requests} requests; lost: {_lost_text(snapshot.lost)}")
         ratio = self._tracer.health().overhead_ratio
         if ratio is not None:
             _say(f"tracing took about {100 * ratio:.2g}% of the CPU time of what was traced, last")
@@ -135,30 +142,38 @@ class _Analysis:
             _say("not all request records were written: what reads them has stopped reading")
             os._exit(1)  # a thread that hangs in a write to stdout would make Python hang at its exit
 
-    def _lost(self) -> dict[str, int]:
-        """What was lost by stage, on its way in and on its way out."""
-        lost = dict(self._pipeline.snapshot().lost)
-        if self._lines and self._lines.lost:
-            lost["jsonl"] = self._lines.lost
-        return lost
+    def _with_losses(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what was lost on its way out, too."""
+        if not self._lines or not self._lines.lost:
+            return snapshot
+        return replace(snapshot, lost={**snapshot.lost, "jsonl": self._lines.lost})
 
     def _hand_on(self) -> None:
         records = self._pipeline.take_records()
         if self._lines:
             self._lines.write(records)
+        if self._control:
+            self._control.offer(records)
 
     def _publish(self) -> None:
         self._next_snapshot = time.monotonic() + SNAPSHOT_S
+        if not self._collector and not self._control:
+            return
+        traced = self._tracer.health()
+        health = Health(
+            attached_functions=traced.functions,
+            attached_libraries=traced.libraries,
+            unattached=traced.unattached,
+            traced_processes=traced.processes,
+            overhead_ratio=traced.overhead_ratio,
+            cpu_s=time.process_time(),
+            resident_bytes=_resident_bytes(),
+        )
+        snapshot = self._with_losses(self._pipeline.snapshot(health))
         if self._collector:
-            traced = self._tracer.health()
-            health = Health(
-                attached_functions=traced.functions,
-                attached_libraries=traced.libraries,
-                unattached=traced.unattached,
-                traced_processes=traced.processes,
-                overhead_ratio=traced.overhead_ratio,
-            )
-            self._collector.publish(replace(self._pipeline.snapshot(health), lost=self._lost()))
+            self._collector.publish(snapshot)
+        if self._control:
+            self._control.publish(snapshot)
 
 
 class _Recording:
@@ -180,6 +195,13 @@ class _Recording:
     def finish(self) -> None:
         self._writer.close()
         _say(f"{self._calls} events recorded in {self._path}; lost: {_lost_text(self._lost)}")
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def _lost_text(lost: Mapping[str, int]) -> str:

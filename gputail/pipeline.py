@@ -23,6 +23,7 @@ from gputail.requests import Request, Requests
 from gputail.snapshot import Health, Snapshot, WorkloadView
 from gputail.streams import Streams
 from gputail.tail import RequestRecord
+from gputail.trend import Trend
 
 # A verdict uses what ended less than this after its request did, and is given then.
 VERDICT_DELAY_NS = 400_000_000
@@ -33,6 +34,7 @@ MAX_WORKLOADS = 512
 MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64
+RECENT_OF_WORKLOAD = 32  # outliers
 
 # What was lost where the thread it belongs to is not known: requests open at that time may lack it.
 _LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
@@ -51,17 +53,26 @@ class _Workload:
         "incomplete",
         "outliers",
         "excess_ns",
+        "first_start_ns",
         "last_end_ns",
         "fresh",
+        "trend",
+        "recent",
     )
 
-    def __init__(self, name: str, tgid: int, shape: str) -> None:
-        self.name, self.tgid, self.shape = name, tgid, shape
-        self.histogram, self.baseline = Histogram(), Baseline()
+    def __init__(self, name: str, tgid: int, shape: str, first_start_ns: int) -> None:
+        self.name, self.tgid, self.shape, self.first_start_ns = name, tgid, shape, first_start_ns
+        self.histogram, self.baseline, self.trend = Histogram(), Baseline(), Trend()
+        self.recent: deque[RequestRecord] = deque(maxlen=RECENT_OF_WORKLOAD)  # outliers
         self.requests = self.incomplete = self.last_end_ns = 0
         self.outliers: dict[str, int] = {}
         self.excess_ns: dict[str, int] = {}
         self.fresh: list[int] = []  # durations not yet in the histogram
+
+    def count_fresh(self) -> None:
+        if self.fresh:
+            self.histogram.add(np.array(self.fresh, np.int64))
+            self.fresh = []
 
 
 class Pipeline:
@@ -140,6 +151,9 @@ class Pipeline:
                     excess_ns=dict(workload.excess_ns),
                     baseline_ns=workload.baseline.usual.duration_ns if workload.baseline.usual else None,
                     last_end_ns=workload.last_end_ns,
+                    first_start_ns=workload.first_start_ns,
+                    windows=workload.trend.windows(workload.histogram),
+                    recent_outliers=tuple(workload.recent),
                 )  # fmt: skip
             )
         return Snapshot(
@@ -177,7 +191,7 @@ class Pipeline:
         released += [(request.release_ns, request.end_ns, request.tid, request) for request in requests]
         released.sort(key=_first_three)
         known = 0
-        touched = []
+        touched: list[_Workload] = []
         for release_ns, end_ns, tid, request in released:
             if release_ns >= until_ns:
                 break
@@ -188,6 +202,10 @@ class Pipeline:
             outlier, usual, shift = workload.baseline.judge(request)
             if shift is not None:
                 self._regimes.append(RegimeChange(workload.name, end_ns, *shift))
+            if release_ns >= workload.trend.end_ns:
+                workload.count_fresh()
+                workload.trend.roll(release_ns, workload.histogram)
+            workload.trend.outliers += outlier
             workload.requests += 1
             workload.incomplete += request.incomplete
             workload.last_end_ns = max(workload.last_end_ns, end_ns)
@@ -197,8 +215,7 @@ class Pipeline:
             self._due.append((max(release_ns, end_ns + VERDICT_DELAY_NS), end_ns, tid, request, workload, outlier, usual))
         del released[:known]
         for workload in touched:
-            workload.histogram.add(np.array(workload.fresh, np.int64))
-            workload.fresh = []
+            workload.count_fresh()
         self._due.sort(key=_first_three)
         finished = 0
         for due_ns, _, _, request, workload, outlier, usual in self._due:
@@ -225,6 +242,7 @@ class Pipeline:
             verdict.confidence, verdict.contributions,
         )  # fmt: skip
         self._outliers.append(record)
+        workload.recent.append(record)
         return record
 
     def _workload(self, request: Request) -> _Workload:
@@ -239,7 +257,9 @@ class Pipeline:
                     return self._workloads[key]
             if len(self._workloads) >= MAX_WORKLOADS:
                 self._workloads.popitem(last=False)
-            workload = self._workloads[key] = _Workload(f"{self._names.label(request.tgid)}/{request.tgid}/{shape}", request.tgid, shape)
+            workload = self._workloads[key] = _Workload(
+                f"{self._names.label(request.tgid)}/{request.tgid}/{shape}", request.tgid, shape, request.start_ns
+            )
         self._workloads.move_to_end(key)
         return workload
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gputail.baseline import RegimeChange
     from gputail.histogram import Histogram
     from gputail.tail import RequestRecord
+    from gputail.trend import Window
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class WorkloadView:
     excess_ns: Mapping[str, int]  # by cause
     baseline_ns: int | None  # None until it has been learned
     last_end_ns: int
+    first_start_ns: int = 0
+    windows: tuple[Window, ...] = ()  # of the last minutes, oldest first
+    recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Health:
     tier: str = "full"
     overhead_ratio: float | None = None  # None: not measured
     traced_processes: int = 0
+    cpu_s: float | None = None  # CPU time that gputail itself has used
+    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True)

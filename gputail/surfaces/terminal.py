@@ -14,6 +14,9 @@ import numpy as np
 
 from gputail.histogram import Histogram
 from gputail.snapshot import Snapshot, WorkloadView
+from gputail.surfaces.words import MAX_NAME, clean, duration
+
+__all__ = ["MAX_NAME", "bars", "causes", "clean", "duration", "losses", "outliers", "quantile", "summary", "table", "workloads"]
 
 if TYPE_CHECKING:
     from gputail.tail import RequestRecord
@@ -21,29 +24,6 @@ if TYPE_CHECKING:
 BAR_CHARS = 50
 MAX_WORKLOADS = 20
 MAX_BARS = 14
-MAX_NAME = 38
-
-_UNITS = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"), (1_000_000_000, "s"))
-
-
-def duration(ns: float | None) -> str:
-    """A time in three digits and the unit that suits it, as in 12.5 ms; "-" where it is not known."""
-    if ns is None:
-        return "-"
-    if ns < 0:
-        return "-" + duration(-ns)
-    size, unit = next((size, unit) for size, unit in _UNITS if ns < 999.5 * size or unit == "s")
-    value = ns / size
-    digits = 0 if unit == "ns" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
-def clean(text: str | None, width: int = MAX_NAME) -> str:
-    """Text of another process, fit to print: no control characters, no more than `width` characters."""
-    if text is None:
-        return "?"
-    shown = "".join(char if char.isprintable() else "?" for char in text[: 4 * width])
-    return shown if len(shown) <= width else shown[: width - 3] + "..."
 
 
 def quantile(histogram: Histogram, q: float) -> str:
