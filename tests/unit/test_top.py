@@ -57,7 +57,7 @@ def top(server: ControlServer, *arguments: str, **environment: str | None) -> su
 
 
 def test_a_row_has_rate_quantiles_outliers_tail_cause_and_culprit() -> None:
-    text = row_text(view(1000), 140)
+    text = row_text(view(1000), 145)
     assert re.fullmatch(
         r"1000 python3 serve.py HtoD..sync +3f2a91bc77de +22 5\.\d\dms 12\.\dms 12\.\dms +26 █+ foreign_kernel pid 556 sm90_xmma_gemm_f16",
         text,

@@ -61,8 +61,8 @@ def help_page() -> list[Line]:
     for name, what in (
         ("RATE", "requests a second"),
         ("P50 P99 P99.9", 'of request durations; "-": too few requests to say'),
-        ("OUT/m", "requests a minute well above what is usual for the workload"),
-        ("TAIL", "p99 of each 5 s, now on the right; half the height: the usual duration"),
+        ("OUT/m", "requests a minute that were well above the usual"),
+        ("TAIL", "p99 of each 5 s, now on the right; half height: usual"),
         ("CAUSE", "what most of the latest excess went to, who is to blame"),
     ):
         lines.append(((f"  {name:20} ", "accent"), (what, "")))

@@ -129,7 +129,7 @@ def title_line(model: Model, state: str, clock: str, pen: Pen, width: int) -> Li
     about = f"daemon pid {daemon['pid']}, {daemon['version']}" if daemon else ""
     span = "last minute" if model.figures == "recent" else "since tracing began"
     left = f"gputail top  {clock}  "
-    rest = f"  {about}  figures: {span}" + (f"  filter: {pen.text(model.filter, 30)}" if model.filter else "")
+    rest = (f"  filter: {pen.text(model.filter, 30)}" if model.filter else "") + f"  {about}  figures: {span}"
     return ((left, "bold"), (state, style), (pen.fit(rest, max(width - len(left) - len(state), 0)), "dim"))
 
 
