@@ -65,9 +65,7 @@ examples:
   gputail top
   gputail top --filter serve.py --sort p99
   gputail top --once
-  gputail top --json | jq '.workloads[].recent.p99_ns'
-
-Without a daemon it traces by itself, as root, while it runs. Press ? for the keys."""
+  gputail top --json | jq '.workloads[].recent.p99_ns'"""
 
 EVENTS_EPILOG = """\
 examples:

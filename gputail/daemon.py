@@ -20,7 +20,8 @@ from typing import Protocol
 
 from gputail import __version__
 from gputail.capture import CaptureWriter
-from gputail.config import Settings
+from gputail.config import DEFAULT_SOCKET, Settings
+from gputail.errors import GputailError
 from gputail.events import Batch
 from gputail.pipeline import Pipeline
 from gputail.probes.launch import HeldCommand
@@ -111,7 +112,8 @@ class _Analysis:
         self._collector = SnapshotCollector() if settings.listen else None
         self._control: ControlServer | None = None
         if settings.socket:
-            self._control = ControlServer(settings.socket, {"pid": os.getpid(), "version": __version__, "start_ns": time.monotonic_ns()})
+            self._control = _control_server(settings.socket)
+        if self._control:
             stack.callback(self._control.close)
         self._publish()
         if self._collector and settings.listen:
@@ -174,6 +176,17 @@ class _Analysis:
             self._collector.publish(snapshot)
         if self._control:
             self._control.publish(snapshot)
+
+
+def _control_server(path: str) -> ControlServer | None:
+    """Serves there. Where nobody asked for the socket in so many words, a second daemon goes on without one and says so."""
+    try:
+        return ControlServer(path, {"pid": os.getpid(), "version": __version__, "start_ns": time.monotonic_ns()})
+    except GputailError as error:
+        if path != DEFAULT_SOCKET:
+            raise
+        _say(f"no control socket: {error.problem}")
+        return None
 
 
 class _Recording:

@@ -218,15 +218,6 @@ def test_help_and_cost_are_pages_that_their_key_closes_again(server: ControlServ
     show(server.path, act, size=(80, 30))
 
 
-def test_the_worst_workload_is_found_from_anywhere(server: ControlServer) -> None:
-    async def act(shown: Shown) -> None:
-        await shown.until(lambda: "live" in shown.lines[0])
-        await shown.press("n", "I", "w")
-        assert shown.lines[-2].startswith("30/30 python3/1000/")
-
-    show(server.path, act)
-
-
 def test_a_daemon_that_goes_away_is_said_and_found_again_when_it_comes_back(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     first = ControlServer(path, DAEMON)
