@@ -16,7 +16,7 @@ from gputail.tail import Contribution, RequestRecord
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
-FILE = re.compile(r"[\w./]*\w\.(?:py|c|h|md|toml)\b")
+FILE = re.compile(r"[\w./-]*\w\.(?:py|c|h|md|toml)\b")
 
 
 def files() -> list[str]:
