@@ -25,6 +25,7 @@ _CODE = {
 }
 _SYMBOL = "cuEventQuery"  # as which it is probed: a call that records one argument
 CALLS, ROUNDS = 500, 7
+GONE_WITHIN_S = 1.0
 
 
 def pair_cost_ns(attacher: MultiAttacher) -> float | None:
@@ -38,8 +39,10 @@ def pair_cost_ns(attacher: MultiAttacher) -> float | None:
         return None
     with _function(code) as (function, path):
         cost: list[float] = []
+        tids: list[int] = []
 
         def measure() -> None:
+            tids.append(threading.get_native_id())
             plain = _fastest_ns(function)
             links = attacher.attach(CUDA, path, [Site(0, BY_SYMBOL[_SYMBOL], _SYMBOL)], pid=os.getpid())
             try:
@@ -50,6 +53,10 @@ def pair_cost_ns(attacher: MultiAttacher) -> float | None:
         thread = threading.Thread(target=measure)
         thread.start()
         thread.join()
+        # Python is done with it a moment before the kernel is, which may still record that it was switched out.
+        until = time.monotonic() + GONE_WITHIN_S
+        while tids and os.path.exists(f"/proc/self/task/{tids[0]}") and time.monotonic() < until:
+            time.sleep(0.0001)
     return cost[0] if cost else None
 
 
