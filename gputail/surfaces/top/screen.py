@@ -7,6 +7,7 @@ terminal is put back as it was, however it ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import termios
@@ -76,6 +77,7 @@ class Top(App[GputailError | None]):
         self._chosen: dict[int, int] = {}
         self._hurry = asyncio.Event()
         self._look: asyncio.Task[None] | None = None
+        self.hang_up = self.action_leave
         self._ticker: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -85,9 +87,9 @@ class Top(App[GputailError | None]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number, act in ((signal.SIGTERM, self.action_leave), (signal.SIGINT, self.action_leave), (signal.SIGHUP, self.hang_up)):
             with suppress(RuntimeError, ValueError):  # not the main thread, as in tests
-                loop.add_signal_handler(number, self.action_leave)
+                loop.add_signal_handler(number, act)
         self._look = asyncio.create_task(self._keep_looking())
         self.redraw()
 
@@ -402,6 +404,15 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
     before = termios.tcgetattr(terminal)
     handlers = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
     is_clean = False
+
+    def hang_up() -> None:
+        # The terminal has gone, most likely: to leave in order would mean to wait for it, reading its end over and over.
+        with suppress(OSError, termios.error):
+            os.write(sys.stdout.fileno(), _RESTORE.encode())
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+        os._exit(128 + signal.SIGHUP)
+
+    app.hang_up = hang_up
     try:
         error = app.run()
         is_clean = app.return_code == 0
