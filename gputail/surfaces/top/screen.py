@@ -12,9 +12,10 @@ import signal
 import sys
 import termios
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -33,12 +34,15 @@ from gputail.surfaces.top.session import Session
 if TYPE_CHECKING:
     from gputail.surfaces.top import Options
 
+T = TypeVar("T")
+
 RETRY_S = 0.5
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HEAD, FOOT = 3, 2
 MAX_FILTER = 60
 _HINTS = "Enter open  / filter  > sort  r order  w worst  Space pause  c cost  ? keys  q"
 # What undoes everything that may have been switched on: alternate screen, hidden cursor, mouse, paste and key reports, colours.
-_RESTORE = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[<u\x1b[0m"
+_RESTORE = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[?7h\x1b[<u\x1b[0m"
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Top(App[GputailError | None]):
         self.details: dict[str, Any] | None = None  # the message of the workload that is looked at
         self.typed: str | None = None  # a filter that is being typed
         self.note = ""
+        self.is_asked_to_end = False  # perhaps by a signal that came before there was anything to end
         self._chosen: dict[int, int] = {}
         self._hurry = asyncio.Event()
         self._look: asyncio.Task[None] | None = None
@@ -87,9 +92,10 @@ class Top(App[GputailError | None]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number, act in ((signal.SIGTERM, self.action_leave), (signal.SIGINT, self.action_leave), (signal.SIGHUP, self.hang_up)):
-            with suppress(RuntimeError, ValueError):  # not the main thread, as in tests
-                loop.add_signal_handler(number, act)
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.hang_up if number == signal.SIGHUP else self.action_leave)
+        if self.is_asked_to_end:
+            self.action_leave()
         self._look = asyncio.create_task(self._keep_looking())
         self.redraw()
 
@@ -137,8 +143,8 @@ class Top(App[GputailError | None]):
         async def ask(**fields: object) -> dict[str, Any]:
             try:
                 writer.write(request(**fields))
-                line = await asyncio.wait_for(reader.readline(), ANSWER_S)
-            except (OSError, ValueError, asyncio.TimeoutError) as error:
+                line = await _within(reader.readline(), ANSWER_S)
+            except (OSError, ValueError) as error:
                 raise NoDaemon(f"the daemon at {self.path} does not answer") from error
             if not line.endswith(b"\n"):
                 raise NoDaemon(f"the daemon that served {self.path} is gone")
@@ -153,8 +159,8 @@ class Top(App[GputailError | None]):
             if wanted and (not self.model.is_paused or not self.details or self.details.get("workload", {}).get("name") != wanted):
                 self.details = await ask(get="workload", name=wanted)
             self.redraw()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), self.delay_s)
+            with suppress(TimeoutError):
+                await _within(self._hurry.wait(), self.delay_s)
             if self.session:
                 self.session.check()
             if reader.at_eof():
@@ -402,7 +408,12 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
     app = Top(path, session, options.delay_s, options.sort, options.filter, is_ascii)
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
-    handlers = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def ask_to_end(number: int, frame: object) -> None:
+        app.is_asked_to_end = True
+
+    # Until the application listens, and after: raised amid its start or end, an exception would leave it hanging.
+    handlers = {number: signal.signal(number, ask_to_end) for number in SIGNALS}
     is_clean = False
 
     def hang_up() -> None:
@@ -410,6 +421,8 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
         with suppress(OSError, termios.error):
             os.write(sys.stdout.fileno(), _RESTORE.encode())
             termios.tcsetattr(terminal, termios.TCSANOW, before)
+        if session:
+            session.close()
         os._exit(128 + signal.SIGHUP)
 
     app.hang_up = hang_up
@@ -430,6 +443,14 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
     return app.return_code or 0
 
 
-def _end(number: int, frame: object) -> None:
-    """A signal that comes before the application listens for it, or after."""
-    raise SystemExit(128 + number)
+async def _within(what: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result of what is awaited; TimeoutError after so many seconds.
+
+    Not asyncio.wait_for: before Python 3.12 that one may take a cancellation for itself, and the end would wait for us for ever.
+    """
+    task = asyncio.ensure_future(what)
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if not done:
+        task.cancel()
+        raise TimeoutError
+    return task.result()

@@ -47,6 +47,10 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and take its files away."""
         if self._child.poll() is None:
             self._child.terminate()
             try:
