@@ -52,8 +52,11 @@ class Screen:
         self._tmux("resize-window", "-x", str(columns), "-y", str(lines))
 
     def wait_for(self, pattern: str) -> str:
-        wait_until(lambda: re.search(pattern, self.text, re.MULTILINE) is not None, f"{pattern!r} on the screen")
-        return self.text
+        deadline = time.monotonic() + DEADLINE_S
+        while not re.search(pattern, text := self.text, re.MULTILINE):
+            assert time.monotonic() < deadline, f"never came: {pattern!r} on\n{text}"
+            time.sleep(0.05)
+        return text
 
     def stty_is_unchanged(self) -> bool:
         before, after = Path(f"{self._server[2]}.before"), Path(f"{self._server[2]}.after")
@@ -94,7 +97,7 @@ def test_from_the_list_to_a_workload_to_the_outlier_that_names_the_culprit(
     screen.run("top", "--socket", str(tmp_path / "socket"))
     screen.wait_for("no workload has made a request yet")
     with scenario("gpu+xgemm", SECONDS, seed=3) as programs:
-        screen.wait_for(r"^ *\d+ victim HtoD..sync .* (foreign_kernel|cpu_preempted) ")
+        screen.wait_for(r"^ *\d+ victim HtoD.* (foreign_kernel|cpu_preempted) ")
         screen.press("w", "Enter")
         text = screen.wait_for(r"^ +[\d:.]+ foreign_kernel: .* waiting behind kernels of pid")
         assert re.search(r"^  foreign_kernel +█+ ", text, re.MULTILINE)
@@ -111,8 +114,10 @@ def test_from_the_list_to_a_workload_to_the_outlier_that_names_the_culprit(
         screen.wait_for("latest outliers")
         screen.resize(1, 1)
         screen.resize(80, 24)
-        screen.press("Escape", "Space")
+        screen.press("Escape")
         screen.wait_for(r"^ *\d+ victim HtoD")
+        screen.press("Space")
+        screen.wait_for("^gputail top .* live ")
         screen.press("C-c")
         screen.wait_for("^ended with 0")
         assert screen.stty_is_unchanged()

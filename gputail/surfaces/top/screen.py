@@ -406,6 +406,8 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
     """Show it until the user has seen enough; the exit status. GputailError where it cannot go on."""
     session, path = (source, source.path) if isinstance(source, Session) else (None, source)
     app = Top(path, session, options.delay_s, options.sort, options.filter, is_ascii)
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)  # the size of some other moment: textual would believe it
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
 
