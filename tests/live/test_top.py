@@ -42,7 +42,7 @@ class Screen:
 
     def run(self, *arguments: str) -> None:
         command = shlex.join([sys.executable, "-m", "gputail", *arguments])
-        self._tmux("send-keys", "-l", f"cd {ROOT}; stty -a >{self._server[2]}.before; {command}; echo ended with $?")
+        self._tmux("send-keys", "-l", f"cd {ROOT}; stty -g >{self._server[2]}.before; {command}; echo ended with $?")
         self.press("Enter")
 
     def press(self, *keys: str) -> None:
@@ -60,7 +60,7 @@ class Screen:
 
     def stty_is_unchanged(self) -> bool:
         before, after = Path(f"{self._server[2]}.before"), Path(f"{self._server[2]}.after")
-        self._tmux("send-keys", "-l", f"stty -a >{after}; echo told")
+        self._tmux("send-keys", "-l", f"stty -g >{after}; echo told")
         self.press("Enter")
         self.wait_for("^told")
         return before.read_text() == after.read_text()
