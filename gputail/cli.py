@@ -21,6 +21,7 @@ EPILOG = """\
 examples:
   gputail check                      can this node be traced, and what is missing
   gputail demo                       trace a simulated GPU for 20 seconds
+  gputail top                        what the GPU programs do now, and what makes them slow
   gputail run                        trace every process that uses the GPU; metrics on 127.0.0.1:9490
   gputail record -o slow.gpt -p 4242
   gputail replay slow.gpt
@@ -359,7 +360,7 @@ def _events(args: argparse.Namespace) -> int:
 def _completion(args: argparse.Namespace) -> int:
     from gputail import completion
 
-    print(completion.script(parser(), args.shell))
+    sys.stdout.write(completion.script(parser(), args.shell))
     return 0
 
 

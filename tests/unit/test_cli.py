@@ -15,6 +15,8 @@ import pytest
 from gputail import cli
 from gputail.config import Address, Settings
 from gputail.errors import GputailError
+from gputail.surfaces.follow import Filter
+from gputail.surfaces.top import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = ROOT / "docs" / "man" / "gputail.1"
@@ -162,6 +164,32 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_top_and_events_are_called_with_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr("gputail.surfaces.top.run", lambda options: seen.append(options) or 0)
+    monkeypatch.setattr("gputail.surfaces.follow.run", lambda *arguments: seen.append(arguments) or 0)
+    assert cli.main(["top"]) == 0
+    assert cli.main(["top", "--socket", "/s", "--once", "--json", "--ascii", "-d", "0.5", "--filter", "x", "--sort", "p99"]) == 0
+    line = ["events", "--cause", "a", "--cause", "b", "-p", "4", "--workload", "w", "--min-ms", "2.5", "-n", "0", "--json"]
+    assert cli.main(line) == 0
+    assert seen == [
+        Options("/run/gputail/gputail.sock"),
+        Options("/s", True, True, True, 0.5, "x", "p99"),
+        ("/run/gputail/gputail.sock", Filter(("a", "b"), (4,), "w", 2.5), 0, True),
+    ]
+
+
+def test_socket_off_is_for_the_daemon_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Settings] = []
+    fake(monkeypatch, "daemon", run=lambda settings: seen.append(settings) or 0)
+    cli.main(["run", "--socket", "off"])
+    cli.main(["run"])
+    assert [settings.socket for settings in seen] == [None, "/run/gputail/gputail.sock"]
+    assert cli.main(["top", "--socket", "off"]) == 2
+    assert cli.main(["run", "--socket", "/" + "x" * 200]) == 2
+    assert "at most 102 bytes" in capsys.readouterr().err
 
 
 def test_the_command_line_and_replay_need_no_bcc() -> None:

@@ -18,11 +18,14 @@ ONLY_IN = {
     "bcc": "gputail/probes/",
     "elftools": "gputail/discovery/elf.py",
     "prometheus_client": "gputail/surfaces/metrics.py",
+    "rich": "gputail/surfaces/top/",
+    "shtab": "gputail/completion.py",
+    "textual": "gputail/surfaces/top/",
 }
 # Analysis takes data: no clock, no /proc, no operating system. That makes a replay equal the live run.
 # Every module is analysis but these.
 NOT_ANALYSIS = {
-    "__init__", "__main__", "capture", "check", "cli", "config", "daemon", "demo", "errors", "paths", "replay", "report",
+    "__init__", "__main__", "capture", "check", "cli", "completion", "config", "daemon", "demo", "errors", "paths", "replay", "report",
     "discovery", "probes", "sim", "surfaces",
 }  # fmt: skip
 NOT_IN_ANALYSIS = {
