@@ -30,7 +30,8 @@ PAINTED = b"serve.py"  # in a row
 class Terminal:
     """A process on a terminal of its own, and what it has written there."""
 
-    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24, code: str | None = None, **environment: str | None) -> None:
+    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24, code: str | None = None, stderr: int | None = None,
+                 **environment: str | None) -> None:  # fmt: skip
         kept = {name: value for name, value in {**os.environ, "TERM": "xterm", **environment}.items() if value is not None}
         self.written = b""
         self._fd, self._held = pty.openpty()  # the other end is held, since it must outlive the process
@@ -43,7 +44,7 @@ class Terminal:
             env=kept,
             stdin=self._held,
             stdout=self._held,
-            stderr=self._held,
+            stderr=self._held if stderr is None else stderr,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -245,3 +246,13 @@ def test_sixteen_colours_are_enough(terminal: Callable[..., Terminal]) -> None:
     colours = re.findall(rb"\x1b\[([\d;]*)m", one.written)
     assert any(b"31" in colour or b"33" in colour for colour in colours)
     assert not any(re.search(rb"(38|48);[25];", colour) for colour in colours)
+
+
+def test_the_picture_is_on_the_terminal_wherever_messages_go(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    with (tmp_path / "messages").open("wb") as file:
+        one = terminal(stderr=file.fileno())
+        one.until(lambda: PAINTED in one.written)
+        one.send(b"q")
+        assert one.end() == 0
+    assert one.is_as_it_was()
+    assert (tmp_path / "messages").read_bytes() == b""

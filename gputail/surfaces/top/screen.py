@@ -416,6 +416,8 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
 
     # Until the application listens, and after: raised amid its start or end, an exception would leave it hanging.
     handlers = {number: signal.signal(number, ask_to_end) for number in SIGNALS}
+    stderr = os.dup(2)
+    os.dup2(1, 2)  # textual draws on stderr, which may lead elsewhere
     is_clean = False
 
     def hang_up() -> None:
@@ -438,6 +440,8 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
                 sys.stdout.flush()
         with suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if error is not None:
