@@ -56,7 +56,7 @@ def layout_for(model: Model, width: int) -> Layout:
 
 def head(model: Model, pen: Pen, places: Layout) -> Line:
     """Names of the columns, the one that is sorted by marked."""
-    mark = "^" if model.is_inverted else "v"
+    mark = "*" if pen.ascii else "▴" if model.is_inverted else "▾"
 
     def name(text: str, columns: int, sort: str, right: bool = True) -> str:
         return pen.fit(text + (mark if model.sort == sort else ""), columns, right)
