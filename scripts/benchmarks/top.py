@@ -73,6 +73,8 @@ def look(path: str, seconds: float) -> dict[str, float]:
     before, began = cpu_s(), time.monotonic()
     read_until(began + seconds, b"")
     share = (cpu_s() - before) / (time.monotonic() - began)
+    if process.poll() is not None:
+        raise SystemExit(f"top ended with status {process.returncode} while it was looked at")
     resident = int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
     os.write(terminal, b"q")
     while process.poll() is None:

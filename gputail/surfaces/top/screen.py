@@ -170,6 +170,10 @@ class Top(App[GputailError | None]):
 
     def on_key(self, event: Key) -> None:
         event.stop()
+        self.obey(event)
+
+    def obey(self, event: Key) -> None:
+        """Do what a key asks for, and show it."""
         self.note = ""
         if self.typed is not None:
             self._type(event)
