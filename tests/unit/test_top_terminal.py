@@ -256,3 +256,11 @@ def test_the_picture_is_on_the_terminal_wherever_messages_go(terminal: Callable[
         assert one.end() == 0
     assert one.is_as_it_was()
     assert (tmp_path / "messages").read_bytes() == b""
+
+
+def test_it_ends_when_its_terminal_is_gone(server: ControlServer) -> None:
+    one = Terminal("top", "--socket", server.path)
+    one.until(lambda: PAINTED in one.written)
+    os.close(one._held)
+    os.close(one._fd)
+    assert one._process.wait(DEADLINE_S) in (0, 128 + signal.SIGHUP)

@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import termios
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_S = 0.5
+LEAVE_S = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HEAD, FOOT = 3, 2
 MAX_FILTER = 60
@@ -78,11 +80,12 @@ class Top(App[GputailError | None]):
         self.details: dict[str, Any] | None = None  # the message of the workload that is looked at
         self.typed: str | None = None  # a filter that is being typed
         self.note = ""
+        self.when_leaving: Callable[[], None] = lambda: None
+        self._is_leaving = False
         self.is_asked_to_end = False  # perhaps by a signal that came before there was anything to end
         self._chosen: dict[int, int] = {}
         self._hurry = asyncio.Event()
         self._look: asyncio.Task[None] | None = None
-        self.hang_up = self.action_leave
         self._ticker: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -93,14 +96,17 @@ class Top(App[GputailError | None]):
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self.hang_up if number == signal.SIGHUP else self.action_leave)
+            loop.add_signal_handler(number, self.action_leave)
         if self.is_asked_to_end:
             self.action_leave()
         self._look = asyncio.create_task(self._keep_looking())
         self.redraw()
 
     def action_leave(self) -> None:
-        self.exit(None)
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.when_leaving()
+            self.exit(None)
 
     @property
     def page(self) -> Page:
@@ -420,20 +426,21 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
 
     # Until the application listens, and after: raised amid its start or end, an exception would leave it hanging.
     handlers = {number: signal.signal(number, ask_to_end) for number in SIGNALS}
-    stderr = os.dup(2)
-    os.dup2(1, 2)  # textual draws on stderr, which may lead elsewhere
-    is_clean = False
 
-    def hang_up() -> None:
-        # The terminal has gone, most likely: to leave in order would mean to wait for it, reading its end over and over.
-        with suppress(OSError, termios.error):
-            os.write(sys.stdout.fileno(), _RESTORE.encode())
+    def leave_at_once() -> None:
+        # To leave in order would mean to wait for a terminal that is gone, reading its end over and over.
+        with suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSANOW, before)
         if session:
             session.close()
         os._exit(128 + signal.SIGHUP)
 
-    app.hang_up = hang_up
+    last_resort = threading.Timer(LEAVE_S, leave_at_once)
+    last_resort.daemon = True
+    app.when_leaving = last_resort.start
+    stderr = os.dup(2)
+    os.dup2(1, 2)  # textual draws on stderr, which may lead elsewhere
+    is_clean = False
     try:
         error = app.run()
         is_clean = app.return_code == 0
@@ -443,7 +450,8 @@ def run(options: Options, source: Session | str, is_ascii: bool) -> int:
                 sys.stdout.write(_RESTORE)
                 sys.stdout.flush()
         with suppress(termios.error):
-            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+        last_resort.cancel()
         os.dup2(stderr, 2)
         os.close(stderr)
         for number, handler in handlers.items():
