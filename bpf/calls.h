@@ -15,6 +15,13 @@
 
 #define ARGS 16  /* room for arguments, a power of two */
 
+/* Records that one thread may make in a span of time (2^SPAN_SHIFT ns, about 67 ms): what keeps one that calls the driver in
+ * an endless loop from filling the rings of its CPU, and the time of who reads them. */
+#ifndef MAX_IN_SPAN
+#define MAX_IN_SPAN 32768
+#endif
+#define SPAN_SHIFT 26
+
 #ifndef MAX_THREADS
 #define MAX_THREADS 16384
 #endif
@@ -59,6 +66,8 @@ struct thread {
 	u32 depth;       /* frames in use */
 	u16 gap;         /* whether records were lost since the last one that reached the ring */
 	u16 is_named;    /* whether its comm was sent */
+	u32 span;        /* the span of time that its last record was made in */
+	u32 in_span;     /* how many records it has made in that */
 	u64 args[ARGS];  /* of the call being entered: of use only within its entry program */
 	u64 scratch[5];  /* likewise: parts of its argument structs */
 	struct frame frames[FRAMES];
@@ -342,6 +351,30 @@ static __always_inline bool is_return_of(struct pt_regs *ctx, struct frame *fram
 #endif
 }
 
+/* Hand a finished record to the ring, or count it as lost. */
+static __always_inline void submit(void *ctx, struct thread *thread, struct frame *frame, u64 now)
+{
+	u32 span = now >> SPAN_SHIFT;
+
+	if (thread->span != span) {
+		thread->span = span;
+		thread->in_span = 0;
+	}
+	if (++thread->in_span > MAX_IN_SPAN) {
+		thread->gap = 1;
+		count(COUNTER_RATE_BOUND, 1);
+		return;
+	}
+	if (thread->gap)
+		frame->event.flags |= CALL_AFTER_GAP;
+	if (calls_ring.perf_submit(ctx, &frame->event, sizeof(frame->event))) {
+		thread->gap = 1;
+		count(COUNTER_RING_FULL, 1);
+	} else {
+		thread->gap = 0;
+	}
+}
+
 /* Complete the record of the call that returns, and hand it to the ring. */
 int leave(struct pt_regs *ctx)
 {
@@ -383,13 +416,6 @@ int leave(struct pt_regs *ctx)
 	if (name_kind)
 		send_name(ctx, frame, name_kind);
 	FORGET(frame);
-	if (thread->gap)
-		frame->event.flags |= CALL_AFTER_GAP;
-	if (calls_ring.perf_submit(ctx, &frame->event, sizeof(frame->event))) {
-		thread->gap = 1;
-		count(COUNTER_RING_FULL, 1);
-	} else {
-		thread->gap = 0;
-	}
+	submit(ctx, thread, frame, now);
 	return 0;
 }

@@ -64,17 +64,13 @@ static __always_inline void read_copy_3d(struct thread *thread, struct frame *fr
 	}
 }
 
-static __always_inline int enter_cuda(struct pt_regs *ctx, u64 cookie)
+/* Open a frame for the call being entered, and read its arguments; NULL when it cannot be followed. */
+static __always_inline struct frame *read_call(struct pt_regs *ctx, u64 id, struct thread *thread, u64 cookie)
 {
-	u64 id = bpf_get_current_pid_tgid();
-	struct thread *thread = threads.lookup(&id);
-	struct frame *frame;
+	struct frame *frame = open_frame(ctx, thread, id, cookie);
 
-	if (!thread && !(thread = new_thread(id)))
-		return 0;
-	frame = open_frame(ctx, thread, id, cookie);
 	if (!frame)
-		return 0;
+		return NULL;
 	read_arguments(ctx, thread, frame, cookie);
 	read_plain(thread, frame, cookie);
 	FORGET(frame);
@@ -95,7 +91,20 @@ static __always_inline int enter_cuda(struct pt_regs *ctx, u64 cookie)
 		read_copy_3d(thread, frame, cookie);
 		break;
 	}
-	close_entry(thread, frame, cookie);
+	return frame;
+}
+
+static __always_inline int enter_cuda(struct pt_regs *ctx, u64 cookie)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	struct thread *thread = threads.lookup(&id);
+	struct frame *frame;
+
+	if (!thread && !(thread = new_thread(id)))
+		return 0;
+	frame = read_call(ctx, id, thread, cookie);
+	if (frame)
+		close_entry(thread, frame, cookie);
 	return 0;
 }
 
@@ -109,5 +118,34 @@ CUDA_PROBES
 int cuda_enter(struct pt_regs *ctx)
 {
 	return enter_cuda(ctx, get_attach_cookie(ctx));
+}
+
+/* Does nothing: what a probe costs before it does anything, which calibration wants to know. */
+int nothing(struct pt_regs *ctx)
+{
+	return 0;
+}
+
+/* Where only entries are probed, the record is complete at the entry: the frame that it is made in is free again at once. */
+int cuda_pass(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid(), cookie = get_attach_cookie(ctx);
+	struct thread *thread = threads.lookup(&id);
+	struct frame *frame;
+
+	if (!thread && !(thread = new_thread(id)))
+		return 0;
+	frame = read_call(ctx, id, thread, cookie);
+	if (!frame)
+		return 0;
+	close_entry(thread, frame, cookie);
+	FORGET(frame);
+	thread->depth = frame->event.depth;
+	frame->event.flags |= CALL_ENTRY_ONLY;
+	frame->event.duration_ns = 0;
+	frame->event.result = 0;
+	frame->event.cpu = bpf_get_smp_processor_id();
+	submit(ctx, thread, frame, frame->event.start_ns);
+	return 0;
 }
 #endif

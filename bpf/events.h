@@ -8,7 +8,7 @@
 
 #define GPUTAIL_NAME_BYTES 224
 
-#define OFF_CPU_CALL 200 /* call number of a stretch off the CPU */
+#define OFF_CPU_CALL 200 /* call number of a stretch off the CPU; 201 is user space's, for a change of tier */
 
 /* flags of struct call_event */
 #define CALL_AFTER_GAP 1   /* records of this thread before this one were lost */
@@ -65,6 +65,7 @@ enum counter {
 	COUNTER_RETURN_ORPHANED,  /* returns whose entry was not seen: attached in the middle of the call */
 	COUNTER_NAME_LOST,        /* names that could not be read, or did not fit into the ring */
 	COUNTER_OFF_CPU_FULL,     /* switches of threads for which the off-CPU map had no room */
+	COUNTER_RATE_BOUND,       /* finished calls of threads that make more of them than one may */
 	COUNTERS,
 };
 

@@ -22,11 +22,14 @@ static __always_inline void forget_thread(u64 id)
 	threads.delete(&id);
 }
 
+/* Processes whose time off the CPU is not recorded, by tgid: those whose budget does not pay for it. */
+BPF_TABLE("hash", u32, u8, quiet, 4096);
+
 #ifdef FIELD_sched_switch_next_pid
 int sched_switch(void *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns(); /* current is still the one that leaves */
-	u32 next = FIELD(ctx, u32, FIELD_sched_switch_next_pid), tid = id, zero = 0;
+	u32 next = FIELD(ctx, u32, FIELD_sched_switch_next_pid), tid = id, tgid = id >> 32, zero = 0;
 	struct call_event *event;
 	struct thread *thread;
 
@@ -45,7 +48,7 @@ int sched_switch(void *ctx)
 		}
 		off_cpu.delete(&next);
 	}
-	if (!threads.lookup(&id))
+	if (!threads.lookup(&id) || quiet.lookup(&tgid))
 		return 0;
 	event = blank_event.lookup(&zero);
 	if (!event || off_cpu.update(&tid, event) || !(event = off_cpu.lookup(&tid))) {

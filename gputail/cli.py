@@ -276,6 +276,19 @@ def _what_to_trace(verb: Parser) -> None:
         metavar="PATH",
         help="trace this libcuda or libnccl before any process has it mapped (repeatable)",
     )
+    verb.add_argument(
+        "--budget",
+        dest="budget_percent",
+        type=_value(config.parse_budget),
+        metavar="PERCENT",
+        help=f"what tracing may cost each process, in percent of its CPU time (default {config.Settings.budget_percent:g})",
+    )
+    verb.add_argument(
+        "--tier",
+        choices=config.TIER_CHOICES,
+        help="which calls to probe, whatever it costs: light (all but those made for each kernel), launch (of those the entries, too) "
+        f"or full; or {config.AUTO}: as the budget allows (default)",
+    )
     verb.add_argument("--duration", dest="duration_s", type=_value(config.parse_duration), metavar="S", help="end after S seconds")
     verb.add_argument(
         "--flush-ms",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputail.errors import UsageError
+from gputail.tiers import FULL, TIERS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +26,9 @@ DEFAULT_SOCKET = "/run/gputail/gputail.sock"
 MAX_SOCKET_BYTES = 107  # what the kernel takes as a socket's name
 MAX_FLUSH_MS = 10_000
 MAX_CONFIG_BYTES = 1 << 20
+MAX_BUDGET_PERCENT = 100.0
+AUTO = "auto"
+TIER_CHOICES = (AUTO, *TIERS[: FULL + 1])
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Settings:
     socket: str | None = DEFAULT_SOCKET  # where `top` and `events` look; None: off
     flush_ms: int = 100  # how often the rings are drained
     duration_s: float | None = None  # end after this long; None: run until told to end
+    budget_percent: float = 1.0  # of its CPU time, that tracing may cost a process
+    tier: str = AUTO  # of probes: by the budget, or the same for every process
     output: str | None = None  # the recording that `record` writes, "-" for stdout
 
 
@@ -110,6 +116,24 @@ def parse_duration(value: object) -> float:
     return seconds
 
 
+def parse_budget(value: object) -> float:
+    """Percent of a process's CPU time: a number, or text such as "0.5%"."""
+    try:
+        text = value.strip().removesuffix("%") if isinstance(value, str) else value
+        percent = float(text) if isinstance(text, (int, float, str)) and not isinstance(text, bool) else float("nan")
+    except ValueError:
+        percent = float("nan")
+    if not 0 < percent <= MAX_BUDGET_PERCENT:
+        raise ValueError(f"{value!r} is not a percentage above 0, such as 1 or 0.5%")
+    return percent
+
+
+def parse_tier(value: object) -> str:
+    if value not in TIER_CHOICES:
+        raise ValueError(f"{value!r} is none of {', '.join(TIER_CHOICES)}")
+    return str(value)
+
+
 def parse_jsonl(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError('must be a file name, or "-" for standard output')
@@ -132,6 +156,8 @@ KEYS: Mapping[str, Callable[[object], Any]] = {
     "socket": parse_socket,
     "flush_ms": parse_flush_ms,
     "duration_s": parse_duration,
+    "budget_percent": parse_budget,
+    "tier": parse_tier,
 }
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gputail import __version__
 from gputail.capture import CaptureWriter
-from gputail.config import DEFAULT_SOCKET, Settings
+from gputail.config import AUTO, DEFAULT_SOCKET, Settings
 from gputail.errors import GputailError
 from gputail.events import Batch
 from gputail.pipeline import Pipeline
@@ -30,6 +30,7 @@ from gputail.snapshot import Health, Snapshot
 from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
+from gputail.tiers import FULL, TIERS
 
 SNAPSHOT_S = 0.5  # how often surfaces get a new view
 
@@ -65,7 +66,14 @@ class _Until:
 def trace_options(settings: Settings, also: int | None = None) -> TraceOptions:
     """What the settings ask the tracer for; `also` is the pid of the command that was started."""
     pids = frozenset(settings.pids) | (frozenset([also]) if also else frozenset())
-    return TraceOptions(pids=pids, libraries=settings.libraries, flush_s=settings.flush_ms / 1000)
+    is_fixed = settings.tier != AUTO
+    return TraceOptions(
+        pids=pids,
+        libraries=settings.libraries,
+        flush_s=settings.flush_ms / 1000,
+        tier=TIERS.index(settings.tier) if is_fixed else FULL,
+        budget=None if is_fixed else settings.budget_percent / 100,
+    )
 
 
 def run(settings: Settings) -> int:
@@ -152,6 +160,8 @@ class _Analysis:
 
     def _hand_on(self) -> None:
         records = self._pipeline.take_records()
+        for pid in {record.pid for record in records if record.outlier}:
+            self._tracer.arm(pid)
         if self._lines:
             self._lines.write(records)
         if self._control:

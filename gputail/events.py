@@ -66,6 +66,7 @@ KERNEL_STAGES = (
     "return_orphaned",
     "name_lost",
     "off_cpu_full",
+    "rate_bound",
 )
 # Stages of user space: records that arrived after younger ones had been handed on (counted, and handed on late),
 # and bytes of a ring that were no record of ours.

@@ -23,6 +23,7 @@ from gputail.requests import Request, Requests
 from gputail.snapshot import Health, Snapshot, WorkloadView
 from gputail.streams import Streams
 from gputail.tail import RequestRecord
+from gputail.tiers import FULL, TIERS, Tiers, tier_of
 from gputail.trend import Trend
 
 # A verdict uses what ended less than this after its request did, and is given then.
@@ -35,6 +36,8 @@ MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64
 RECENT_OF_WORKLOAD = 32  # outliers
+# What was usual before a pause this long in a tier of probes is learned anew.
+FORGET_BASELINE_NS = 60_000_000_000
 
 # What was lost where the thread it belongs to is not known: requests open at that time may lack it.
 _LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
@@ -48,7 +51,8 @@ class _Workload:
         "tgid",
         "shape",
         "histogram",
-        "baseline",
+        "state",
+        "_baselines",
         "requests",
         "incomplete",
         "outliers",
@@ -62,12 +66,31 @@ class _Workload:
 
     def __init__(self, name: str, tgid: int, shape: str, first_start_ns: int) -> None:
         self.name, self.tgid, self.shape, self.first_start_ns = name, tgid, shape, first_start_ns
-        self.histogram, self.baseline, self.trend = Histogram(), Baseline(), Trend()
+        self.histogram, self.trend = Histogram(), Trend()
+        self.state = FULL  # of the probes at its last request
+        self._baselines: dict[int, tuple[Baseline, int]] = {}  # and the end of the last request judged by it, by state
         self.recent: deque[RequestRecord] = deque(maxlen=RECENT_OF_WORKLOAD)  # outliers
         self.requests = self.incomplete = self.last_end_ns = 0
         self.outliers: dict[str, int] = {}
         self.excess_ns: dict[str, int] = {}
         self.fresh: list[int] = []  # durations not yet in the histogram
+
+    def baseline(self, request: Request) -> Baseline:
+        """What is usual while the probes see as much as they did of this request: budgets differ with that.
+
+        What was usual too long ago is not any more.
+        """
+        self.state = request.state
+        known, last_ns = self._baselines.get(request.state, (None, 0))
+        if known is None or request.end_ns - last_ns > FORGET_BASELINE_NS:
+            known = Baseline()
+        self._baselines[request.state] = known, request.end_ns
+        return known
+
+    @property
+    def usual_ns(self) -> int | None:
+        known = self._baselines.get(self.state)
+        return known[0].usual.duration_ns if known and known[0].usual else None
 
     def count_fresh(self) -> None:
         if self.fresh:
@@ -79,7 +102,8 @@ class Pipeline:
     """Requests, histograms, tail and attribution over one stream."""
 
     def __init__(self) -> None:
-        self._requests = Requests()
+        self._tiers = Tiers()
+        self._requests = Requests(self._tiers)
         self._history = History()
         self._names = Names()
         self._streams = Streams()
@@ -105,13 +129,14 @@ class Pipeline:
             self._lost[stage] = self._lost.get(stage, 0) + count
             if count and stage in _LOST_ANYWHERE:
                 self._gaps.append((self._watermark_ns, batch.watermark_ns))
-        self._events += len(batch.calls)
-        if len(batch.calls):
-            self._history.add(batch.calls)
-            self._streams.learn(batch.calls)
-            self._count_calls(batch.calls)
+        calls = self._tiers.learn(batch.calls)
+        self._events += len(calls)
+        if len(calls):
+            self._history.add(calls)
+            self._streams.learn(calls)
+            self._count_calls(calls)
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
-        self._take(self._requests.feed(batch.calls, self._watermark_ns), self._watermark_ns)
+        self._take(self._requests.feed(calls, self._watermark_ns), self._watermark_ns)
         self._history.forget(self._watermark_ns)
 
     def _feed_in_parts(self, batch: events.Batch) -> None:
@@ -149,7 +174,8 @@ class Pipeline:
                     incomplete=workload.incomplete,
                     outliers=dict(workload.outliers),
                     excess_ns=dict(workload.excess_ns),
-                    baseline_ns=workload.baseline.usual.duration_ns if workload.baseline.usual else None,
+                    baseline_ns=workload.usual_ns,
+                    tier=TIERS[tier_of(workload.state)],
                     last_end_ns=workload.last_end_ns,
                     first_start_ns=workload.first_start_ns,
                     windows=workload.trend.windows(workload.histogram),
@@ -199,7 +225,7 @@ class Pipeline:
             workload = self._workload(request)
             if self._gaps and any(request.start_ns <= end and start <= end_ns for start, end in self._gaps):
                 request.incomplete = True
-            outlier, usual, shift = workload.baseline.judge(request)
+            outlier, usual, shift = workload.baseline(request).judge(request)
             if shift is not None:
                 self._regimes.append(RegimeChange(workload.name, end_ns, *shift))
             if release_ns >= workload.trend.end_ns:
@@ -229,17 +255,18 @@ class Pipeline:
     def _record(self, request: Request, workload: _Workload, usual: Usual | None) -> RequestRecord:
         common = (
             request.tgid, request.tid, self._names.thread(request.tgid, request.tid), workload.name, request.start_ns, request.end_ns,
-            request.boundary, request.calls, request.launches, request.incomplete,
+            request.boundary, request.calls, request.launches if request.are_launches_seen else None, request.incomplete,
         )  # fmt: skip
+        tier = TIERS[request.tier]
         if usual is None:
-            return RequestRecord(*common, False, request.parts)
+            return RequestRecord(*common, False, request.parts, tier=tier)
         verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams)
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns
         record = RequestRecord(
             *common, True, request.parts, usual.duration_ns, request.duration_ns - usual.duration_ns, verdict.cause,
-            verdict.confidence, verdict.contributions,
+            verdict.confidence, verdict.contributions, tier,
         )  # fmt: skip
         self._outliers.append(record)
         workload.recent.append(record)

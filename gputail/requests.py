@@ -18,7 +18,7 @@ import numpy as np
 
 from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
-from gputail.budget import C_NONE, C_QUERY, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
+from gputail.budget import C_NONE, C_QUERY, C_SYNC, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
 from gputail.fragmenter import Fragmenter
 from gputail.fragments import (
     BLOCK_THREADS,
@@ -50,11 +50,14 @@ from gputail.fragments import (
     Fragment,
     Thread,
 )  # fmt: skip
+from gputail.tiers import CHANGING, FULL, LAUNCH, LIGHT, Tiers, tier_of
 
 HOLD_FRAGMENTS = 64
 HOLD_NS = 2_000_000_000
 MAX_FRAGMENTS = 4096  # of one request; more are joined into one
 RECENT = 64  # requests of a thread from which its usual opening and shape are known
+# How a request begins of which only the wait was seen.
+UNSEEN = "unseen"
 
 
 @dataclass(slots=True)
@@ -77,6 +80,15 @@ class Request:
     copy_bytes: int
     stream: int  # of the last work before the wait that ended it
     incomplete: bool
+    state: int = FULL  # of the probes while it ran, see tiers.py
+
+    @property
+    def tier(self) -> int:
+        return tier_of(self.state)
+
+    @property
+    def are_launches_seen(self) -> bool:
+        return self.tier in (LAUNCH, FULL)
 
     @property
     def duration_ns(self) -> int:
@@ -86,26 +98,50 @@ class Request:
 _Entry = tuple[Fragment, Kind, int]  # a fragment, the kind of the wait that ended it, the gap (ns) after
 
 
+class _Learned:
+    """What is known of a thread's requests, while its launches are seen or while they are not."""
+
+    __slots__ = ("boundaries", "openings", "shapes")
+
+    def __init__(self) -> None:
+        self.boundaries = Boundaries()
+        self.openings: deque[int] = deque(maxlen=RECENT)
+        self.shapes: deque[str] = deque(maxlen=RECENT)
+
+
 class _Lane:
     """One thread's way from fragments to requests."""
 
-    __slots__ = ("thread", "boundaries", "waiting", "held", "current", "deadline", "openings", "shapes")
+    __slots__ = ("thread", "is_seen", "learned", "waiting", "held", "current", "deadline")
 
     def __init__(self, thread: Thread) -> None:
         self.thread = thread
-        self.boundaries = Boundaries()
+        self.is_seen = True  # whether its launches are
+        self.learned = {True: _Learned(), False: _Learned()}  # by is_seen
         self.waiting: list[Fragment] = []  # closed, the gap after the last not yet known
         self.held: list[_Entry] = []  # until the structure is learned
         self.current: list[_Entry] = []  # of the request that has not ended
         self.deadline: int | None = None  # by when the structure must be learned
-        self.openings: deque[int] = deque(maxlen=RECENT)
-        self.shapes: deque[str] = deque(maxlen=RECENT)
+
+    @property
+    def boundaries(self) -> Boundaries:
+        return self.learned[self.is_seen].boundaries
+
+    @property
+    def openings(self) -> deque[int]:
+        return self.learned[self.is_seen].openings
+
+    @property
+    def shapes(self) -> deque[str]:
+        return self.learned[self.is_seen].shapes
 
 
 class Requests:
     """Cuts the stream into requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, tiers: Tiers | None = None) -> None:
+        """tiers: what is known of the probes' tiers; without, everything was seen."""
+        self._tiers = tiers or Tiers()
         self._fragmenter = Fragmenter()
         self._lanes: dict[Thread, _Lane] = {}
         self._restless: set[Thread] = set()  # threads that the passing of time alone may bring forward
@@ -178,8 +214,14 @@ class Requests:
             self._restless.discard(thread)
 
     def _take(self, lane: _Lane, fragment: Fragment, kind: Kind, gap: int, release: int, out: list[Request]) -> None:
+        tier = tier_of(self._tiers.between(lane.thread.tgid, fragment[START], fragment[END]))
+        if tier != CHANGING and (tier != LIGHT) != lane.is_seen:
+            if lane.held:
+                self._learn(lane, release or fragment[END], out)
+            lane.deadline = None
+            lane.is_seen = tier != LIGHT
         boundaries = lane.boundaries
-        if fragment[ENDS_BY] != HEAD:
+        if fragment[ENDS_BY] != HEAD and tier != CHANGING:
             if lane.deadline is not None and release > lane.deadline:
                 self._learn(lane, lane.deadline, out)
             if not boundaries.learned and lane.deadline is None:
@@ -228,7 +270,8 @@ class Requests:
                 fragments = fragments[1:]
         lane.openings.append(opening)
         whole = fragments[0] if len(fragments) == 1 else _sum(fragments)
-        if not whole[FIRST_WORK]:
+        state = self._tiers.between(lane.thread.tgid, whole[START], whole[END])
+        if not whole[FIRST_WORK] and not (tier_of(state) == LIGHT and _may_have_launched(whole, lane)):
             return
         shape = _shape(fragments)
         lane.shapes.append(shape)
@@ -253,7 +296,8 @@ class Requests:
                 dtoh_bytes=whole[DTOH_BYTES],
                 copy_bytes=whole[COPY_BYTES],
                 stream=whole[LAST_STREAM],
-                incomplete=contradictory or bool(whole[FLAGS] & events.AFTER_GAP),
+                incomplete=contradictory or bool(whole[FLAGS] & events.AFTER_GAP) or state == CHANGING,
+                state=state,
             )  # fmt: skip
         )
 
@@ -265,7 +309,17 @@ def _opening(fragments: list[Fragment]) -> Fragment:
 
 def _shape(fragments: list[Fragment]) -> str:
     """What a request looks like, whatever its size: how it begins and how it ends."""
-    return f"{CLASSES[_opening(fragments)[FIRST_WORK]]}..{boundary(fragments[-1][LAST_CALL])}"
+    first = _opening(fragments)[FIRST_WORK]
+    return f"{CLASSES[first] if first else UNSEEN}..{boundary(fragments[-1][LAST_CALL])}"
+
+
+def _may_have_launched(whole: Fragment, lane: _Lane) -> bool:
+    """Whether a wait alone, seen while launches are not, is likely to be for work of its thread.
+
+    It is not where the thread is known for never giving the GPU anything, and hardly where it only asks.
+    """
+    known = lane.learned[True]
+    return whole[LAST_CLASS] == C_SYNC and (bool(known.shapes) or not len(known.boundaries))
 
 
 def _sum(fragments: list[Fragment]) -> Fragment:

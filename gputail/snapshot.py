@@ -34,6 +34,7 @@ class WorkloadView:
     windows: tuple[Window, ...] = ()  # of the last minutes, oldest first
     recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
     gpu: str | None = None
+    tier: str = "full"  # of the probes at its last request
 
 
 @dataclass(frozen=True)

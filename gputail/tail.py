@@ -25,7 +25,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request as surfaces show it; times are CLOCK_MONOTONIC. The last five fields say something of outliers only."""
+    """One request as surfaces show it; times are CLOCK_MONOTONIC. From baseline_ns to contributions they say something of outliers only."""
 
     pid: int
     tid: int
@@ -35,7 +35,7 @@ class RequestRecord:
     end_ns: int
     boundary: str
     calls: int
-    launches: int
+    launches: int | None  # None: the probes did not see them
     incomplete: bool
     outlier: bool
     budget_ns: tuple[int, ...]  # by budget.PARTS; they sum to the duration
@@ -44,13 +44,14 @@ class RequestRecord:
     cause: str | None = None
     confidence: float | None = None
     contributions: tuple[Contribution, ...] = ()
+    tier: str = "full"  # of the probes while it ran
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
     def as_dict(self) -> dict[str, Any]:
-        """The fixed request record, and `budget` besides it."""
+        """The fixed request record, and `budget` and `tier` besides it."""
         record: dict[str, Any] = {
             "schema": SCHEMA,
             "pid": self.pid,
@@ -65,6 +66,7 @@ class RequestRecord:
             "launches": self.launches,
             "incomplete": self.incomplete,
             "outlier": self.outlier,
+            "tier": self.tier,
             "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns, strict=True) if ns},
         }
         if self.outlier:

@@ -20,6 +20,7 @@ from gputail.names import Names
 from gputail.requests import Request
 from gputail.streams import Streams
 from gputail.tail import Contribution
+from gputail.tiers import sees_off_cpu
 
 # How long before a request work may have been queued that it still waits for.
 LOOK_BACK_NS = 500_000_000
@@ -113,6 +114,10 @@ class Case:
 
     def waited_for_itself(self) -> str | None:
         """What to say of time that nothing explains, where most of it went to waits for the GPU: nobody else held it."""
+        unseen = [] if self.request.are_launches_seen else ["launches"]
+        unseen += [] if sees_off_cpu(self.request.state) else ["time off the CPU"]
+        if unseen:
+            return f"{' and '.join(unseen)} not seen"
         waiting = self.left[SYNC] + self.left[COPY]
         if 2 * waiting < sum(self.left) or not waiting:
             return None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gputail.probes.governor import Costs
 from gputail.probes.links import MultiAttacher, Site
 from gputail.probes.table import BY_SYMBOL, CUDA
 
@@ -28,8 +29,8 @@ CALLS, ROUNDS = 500, 7
 GONE_WITHIN_S = 1.0
 
 
-def pair_cost_ns(attacher: MultiAttacher) -> float | None:
-    """What entry and return probe of one call cost (ns); None on a machine for which there is no such function.
+def probe_costs(attacher: MultiAttacher) -> Costs | None:
+    """What the probes of one call cost; None on a machine for which there is no such function.
 
     The records that this makes are the caller's to throw away. It runs in a thread of its own, whose state in the
     kernel ends with it. OSError where memory cannot be had for it.
@@ -38,17 +39,19 @@ def pair_cost_ns(attacher: MultiAttacher) -> float | None:
     if code is None:
         return None
     with _function(code) as (function, path):
-        cost: list[float] = []
+        costs: list[float] = []
         tids: list[int] = []
 
         def measure() -> None:
             tids.append(threading.get_native_id())
             plain = _fastest_ns(function)
-            links = attacher.attach(CUDA, path, [Site(0, BY_SYMBOL[_SYMBOL], _SYMBOL)], pid=os.getpid())
-            try:
-                cost.append(max(_fastest_ns(function) - plain, 0.0))
-            finally:
-                links.close()
+            sites = [Site(0, BY_SYMBOL[_SYMBOL], _SYMBOL)]
+            for attach in (attacher.attach, attacher.attach_entries, attacher.attach_nothing):
+                links = attach(CUDA, path, sites, pid=os.getpid())
+                try:
+                    costs.append(max(_fastest_ns(function) - plain, 0.0))
+                finally:
+                    links.close()
 
         thread = threading.Thread(target=measure)
         thread.start()
@@ -57,7 +60,7 @@ def pair_cost_ns(attacher: MultiAttacher) -> float | None:
         until = time.monotonic() + GONE_WITHIN_S
         while tids and os.path.exists(f"/proc/self/task/{tids[0]}") and time.monotonic() < until:
             time.sleep(0.0001)
-    return cost[0] if cost else None
+    return Costs(*costs) if len(costs) == 3 else None
 
 
 @contextmanager

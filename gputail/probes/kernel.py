@@ -13,6 +13,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -206,6 +207,16 @@ class Kernel:
         table = self._bpf[b"targets"]
         for tgid in tgids:
             table[table.Key(tgid)] = table.Leaf(1)
+
+    def set_quiet(self, tgid: int, is_quiet: bool) -> None:
+        """Record a process's time off the CPU no longer, or again."""
+        table = self._bpf[b"quiet"]
+        key = table.Key(tgid)
+        if is_quiet:
+            table[key] = table.Leaf(1)
+        else:
+            with suppress(KeyError):
+                del table[key]
 
     def close(self) -> None:
         while self._programs:

@@ -76,6 +76,8 @@ class MultiAttacher:
         self.kernel = kernel
         self._entries = {kind: kernel.program(f"{kind}_enter", "uprobe_multi") for kind in (CUDA, NCCL)}
         self._return = kernel.program("leave", "uprobe_multi")
+        self._pass = kernel.program("cuda_pass", "uprobe_multi")
+        self._nothing = kernel.program("nothing", "uprobe_multi")
 
     def attach(self, kind: str, path: str, sites: list[Site], pid: int = 0) -> _Descriptors:
         """Attach entry and return probes to every site of a library reached by `path`; in one process only, if `pid` is given.
@@ -83,11 +85,23 @@ class MultiAttacher:
         Returns first: a return whose entry was not probed yet is recognized, whereas an entry whose return is not
         would look like a call that never ends and make those after it look nested.
         """
+        return self._link(((self._return, True), (self._entries[kind], False)), path, sites, pid)
+
+    def attach_entries(self, kind: str, path: str, sites: list[Site], pid: int = 0) -> _Descriptors:
+        """Attach entry probes alone, to sites of libcuda: their records say nothing of how long a call took."""
+        assert kind == CUDA
+        return self._link(((self._pass, False),), path, sites, pid)
+
+    def attach_nothing(self, kind: str, path: str, sites: list[Site], pid: int = 0) -> _Descriptors:
+        """Attach entry and return probes that record nothing."""
+        return self._link(((self._nothing, True), (self._nothing, False)), path, sites, pid)
+
+    def _link(self, programs: tuple[tuple[int, bool], ...], path: str, sites: list[Site], pid: int) -> _Descriptors:
         offsets = [site.offset for site in sites]
         cookies = [cookie(site.function, site.symbol) for site in sites]
         descriptors: list[int] = []
         try:
-            for program, is_return in ((self._return, True), (self._entries[kind], False)):
+            for program, is_return in programs:
                 descriptors.append(syscalls.link_uprobe_multi(program, path, offsets, cookies, is_return, pid))
         except OSError as error:
             _Descriptors(descriptors).close()

@@ -51,12 +51,15 @@ SYNC, QUERY, EVENT, STREAM_WAIT = "sync", "query", "event", "stream_wait"
 COPY, MEMSET, ALLOC, FREE = "copy", "memset", "alloc", "free"
 MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM = "module", "lookup", "context", "capture", "stream"
 COLLECTIVE, GROUP, COMMUNICATOR = "collective", "group", "communicator"
-OFF_CPU = "off_cpu"
+OFF_CPU, TIER = "off_cpu", "tier"
 
 CATEGORIES = (
     LAUNCH, GRAPH, HOST_FUNC, SYNC, QUERY, EVENT, STREAM_WAIT, COPY, MEMSET, ALLOC, FREE,
-    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, OFF_CPU,
+    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, OFF_CPU, TIER,
 )  # fmt: skip
+
+# Calls that a program makes for each kernel: what the light tier does not see.
+PER_KERNEL = frozenset((LAUNCH, MEMSET, HOST_FUNC, EVENT, STREAM_WAIT))
 
 CUDA, NCCL, HOST = "cuda", "nccl", "host"
 
@@ -65,6 +68,8 @@ REGISTER_ARGS = {"x86_64": 6, "aarch64": 8}
 
 # A record with this number is a stretch off the CPU, not a call (the traces use the same number).
 OFF_CPU_CALL = 200
+# And one with this a change of a process's probe tier (see gputail/tiers.py).
+TIER_CALL = 201
 
 
 @dataclass(frozen=True)
@@ -267,8 +272,9 @@ FUNCTIONS: tuple[Function, ...] = (
 )
 
 _OFF_CPU = Function(OFF_CPU_CALL, "off_cpu", OFF_CPU, HOST, Args(), ())
+_TIER = Function(TIER_CALL, "tier", TIER, HOST, Args(), ())
 
-BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _OFF_CPU)}
+BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _OFF_CPU, _TIER)}
 BY_SYMBOL: dict[str, Function] = {symbol: function for function in FUNCTIONS for symbol in function.symbols}
 
 

@@ -6,6 +6,7 @@ left to the analysis.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -24,13 +25,16 @@ from gputail.discovery.processes import Scanner
 from gputail.errors import GputailError
 from gputail.events import CALL, NAME, Batch, Process
 from gputail.probes import syscalls
-from gputail.probes.calibration import pair_cost_ns
+from gputail.probes.calibration import probe_costs
+from gputail.probes.cpu_time import cpu_time_ns
+from gputail.probes.governor import TICK_S, Costs, Governor
 from gputail.probes.handles import HandleNames
 from gputail.probes.host import HostProbes
-from gputail.probes.links import Links, MultiAttacher, Site, make_attacher, probe_offset
-from gputail.probes.overhead import Overhead
+from gputail.probes.links import MultiAttacher, Site, make_attacher, probe_offset
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
-from gputail.probes.table import BY_SYMBOL, CUDA, NCCL
+from gputail.probes.table import BY_SYMBOL, CUDA, NCCL, TIER_CALL
+from gputail.probes.tiering import LibraryProbes, Tiering
+from gputail.tiers import FULL, TIERS, tier_of
 
 RINGS_TOTAL_BYTES = 64 << 20
 RING_MAX_BYTES = 4 << 20
@@ -55,14 +59,26 @@ class TraceOptions:
     max_threads: int = 16384
     use_multi: bool | None = None  # None: as the kernel allows
     ring_bytes: int | None = None  # per CPU; None: by the number of CPUs
+    tier: int = FULL  # of probes, that every process gets to begin with
+    budget: float | None = None  # share of its CPU time that tracing may cost a process; None: its tier stays
 
 
 @dataclass
 class _Attached:
     library: Library
-    links: Links
+    probes: LibraryProbes
     functions: int
     last_used: float  # time.monotonic()
+
+
+@dataclass(frozen=True)
+class TracedProcess:
+    """The tier of a process, what tracing costs it (a share of its CPU time; None: not known), and how long (s) it has had less
+    than the full tier."""
+
+    tier: str
+    share: float | None
+    shed_s: float
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,7 @@ class TracerHealth:
     unattached: Mapping[str, str] = field(default_factory=dict)
     call_cost_ns: float | None = None  # as measured at start; None: not known
     overhead_ratio: float | None = None  # of the CPU time of what is traced; None: not known (yet)
+    tiers: Mapping[int, TracedProcess] = field(default_factory=dict)  # by tgid
 
 
 class Tracer:
@@ -95,7 +112,11 @@ class Tracer:
         if options.pids:
             self._kernel.add_targets(options.pids)
         self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
-        self._overhead = Overhead(self._calibrated())
+        self._tiering = Tiering(self._kernel, options.tier)
+        costs = self._calibrated()
+        self._governor = Governor(costs, options.budget if options.budget is not None else math.inf) if costs else None
+        self._next_tick = time.monotonic() + TICK_S
+        self._ticked_at = time.monotonic()
         self._merger = Merger(HOLD_NS)
         self._handles = HandleNames()
         self._scanner = Scanner()
@@ -114,15 +135,15 @@ class Tracer:
                 self._attach_path(path)
         self._follow_libraries()
 
-    def _calibrated(self) -> float | None:
-        """What a traced call costs here (ns); None where that cannot be measured: with single probes, which take long to detach."""
+    def _calibrated(self) -> Costs | None:
+        """What a traced call costs here; None where that cannot be measured: with single probes, which take long to detach."""
         if not isinstance(self._attacher, MultiAttacher):
             return None
         is_stranger = self._kernel.only_targets and os.getpid() not in self.options.pids
         if is_stranger:
             self._kernel.add_targets([os.getpid()])
         try:
-            return pair_cost_ns(self._attacher)
+            return probe_costs(self._attacher)
         except (OSError, GputailError):
             return None
         finally:
@@ -143,6 +164,11 @@ class Tracer:
         self._detach()
         return self._batch(last=True)
 
+    def arm(self, tgid: int) -> None:
+        """A process has an outlier: look closer at it while its budget pays for that."""
+        if self._governor:
+            self._governor.arm(tgid)
+
     def close(self) -> None:
         self._detach()
         self._calls.close()
@@ -152,7 +178,7 @@ class Tracer:
 
     def _detach(self) -> None:
         with self._orphans_are_no_loss():
-            syscalls.all_at_once([*(attached.links.close for attached in self._attached.values()), self._host.close])
+            syscalls.all_at_once([self._tiering.close, self._host.close])
         self._attached.clear()
 
     @contextmanager
@@ -167,32 +193,61 @@ class Tracer:
         self._counts["return_orphaned"] = self._counts.get("return_orphaned", 0) + meanwhile
 
     def health(self) -> TracerHealth:
+        governor = self._governor
         return TracerHealth(
             functions=sum(attached.functions for attached in self._attached.values()),
             libraries=len(self._attached),
             processes=len(self._described),
-            unattached={**self._unattached, **self._refused},
-            call_cost_ns=self._overhead.call_cost_ns,
-            overhead_ratio=self._overhead.ratio,
+            unattached={**self._unattached, **self._refused, **{f"pid {tgid}": why for tgid, why in list(self._tiering.failed.items())}},
+            call_cost_ns=governor.costs.pair_ns if governor else None,
+            overhead_ratio=governor.ratio if governor else None,
+            tiers={
+                tgid: TracedProcess(TIERS[tier_of(one.state)], one.share, one.shed_s)
+                for tgid, one in (governor.processes if governor else {}).items()
+                if tgid in self._described
+            },
         )
 
     def _batch(self, last: bool) -> Batch:
         began_ns = time.monotonic_ns()
         arrays, _, malformed = self._calls.drain()
         name_arrays, _, malformed_names = self._names.drain()
-        calls, late = self._merger.merge(arrays, began_ns)
+        rows, late = self._merger.merge([*arrays, self._tiering.take_rows()], began_ns)
         if last:
-            calls = np.concatenate((calls, self._merger.flush()))
-        self._overhead.count(calls, time.monotonic())
+            rows = np.concatenate((rows, self._merger.flush()))
+        calls = rows[rows["call"] != TIER_CALL]
+        self._govern(calls)
+        has_touched = self._tiering.take_touched()
         counts = self._kernel.counts()
         lost = summed(counts, self._counts)
+        if has_touched:  # what was entered under two links, or before one of them was there
+            lost = {stage: number for stage, number in lost.items() if not stage.endswith("_orphaned")}
         self._counts = counts
         for stage, number in (("late", late), ("malformed", malformed + malformed_names)):
             if number:
                 lost[stage] = number
         names = concatenated_names(name_arrays)
         names = np.concatenate((names, self._handles.learn(calls, names)))
-        return Batch(calls, names, self._news_of(calls), lost, self._merger.watermark_ns)
+        return Batch(rows, names, self._news_of(calls), lost, self._merger.watermark_ns)
+
+    def _govern(self, calls: np.ndarray) -> None:
+        """Count what the calls cost, and change tiers when that is due."""
+        if not self._governor:
+            return
+        self._governor.count(calls)
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        seconds, self._ticked_at, self._next_tick = now - self._ticked_at, now, now + TICK_S
+        times = {tgid: used for tgid in self._governor.processes if (used := cpu_time_ns(tgid)) is not None}
+        wanted = self._governor.tick(seconds, times)
+        for tgid in [tgid for tgid in self._governor.processes if tgid not in times]:
+            self._governor.forget(tgid)
+        if self.options.budget is None:
+            return
+        if wanted:
+            self._tiering.change(wanted, self._described)
+        self._tiering.consider_uniting()
 
     def _news_of(self, calls: np.ndarray) -> tuple[Process, ...]:
         """Processes that are in these calls and were not described before. Those that have ended stay what the kernel says."""
@@ -201,6 +256,7 @@ class Tracer:
             if tgid not in self._described:
                 self._described[tgid] = process = self._scanner.describe(tgid) or Process(tgid)
                 news.append(process)
+        self._tiering.adopt(process.tgid for process in news)
         return tuple(news)
 
     def _follow_libraries(self) -> None:
@@ -211,6 +267,7 @@ class Tracer:
         scan = self._scanner.scan()
         for tgid in scan.ended:
             self._described.pop(tgid, None)
+        self._tiering.forget(scan.ended)
         self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
         self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}
         in_use = {library.identity: library for library in scan.libraries}
@@ -231,7 +288,7 @@ class Tracer:
             library = attached.library
             if (library.device, library.inode) in places or now - attached.last_used > LINGER_S:
                 with self._orphans_are_no_loss():
-                    self._attached.pop(identity).links.close()
+                    self._tiering.detach(self._attached.pop(identity).probes)
 
     def _attach(self, library: Library) -> None:
         if library.identity in self._attached or library.identity in self._hopeless:
@@ -279,8 +336,8 @@ class Tracer:
         for symbol, reason in found.unusable.items():
             _put(self._unattached, f"{symbol} in {library.path}", reason)
         with self._orphans_are_no_loss():
-            links = self._attacher.attach(library.kind, f"/proc/self/fd/{fd}", sites)
-        self._attached[library.identity] = _Attached(library, links, len(sites), time.monotonic())
+            probes = self._tiering.attach(self._attacher, library.kind, fd, sites)
+        self._attached[library.identity] = _Attached(library, probes, len(sites), time.monotonic())
 
 
 def _put(store: OrderedDict[Any, Any], key: object, value: object) -> None:
