@@ -178,6 +178,7 @@ class _Analysis:
             unattached=traced.unattached,
             traced_processes=traced.processes,
             overhead_ratio=traced.overhead_ratio,
+            processes=traced.costs,
             cpu_s=time.process_time(),
             resident_bytes=_resident_bytes(),
         )

@@ -319,7 +319,8 @@ def _may_have_launched(whole: Fragment, lane: _Lane) -> bool:
     It is not where the thread is known for never giving the GPU anything, and hardly where it only asks.
     """
     known = lane.learned[True]
-    return whole[LAST_CLASS] == C_SYNC and (bool(known.shapes) or not len(known.boundaries))
+    has_worked = any(not shape.startswith(UNSEEN) for shape in known.shapes)
+    return whole[LAST_CLASS] == C_SYNC and (has_worked or not len(known.boundaries))
 
 
 def _sum(fragments: list[Fragment]) -> Fragment:

@@ -38,14 +38,26 @@ class WorkloadView:
 
 
 @dataclass(frozen=True)
+class ProcessCost:
+    """What the probes see of a process, and what they take of its CPU time (share; None: not known)."""
+
+    tgid: int
+    comm: str | None
+    tier: str
+    hits_per_s: float
+    share: float | None
+    shed_s: float  # how long it has had less than the full tier
+
+
+@dataclass(frozen=True)
 class Health:
     """What gputail itself does, costs and misses; filled in by the daemon, empty in a replay."""
 
     attached_functions: int = 0
     attached_libraries: int = 0
     unattached: Mapping[str, str] = field(default_factory=dict)  # function or library -> reason
-    tier: str = "full"
     overhead_ratio: float | None = None  # None: not measured
+    processes: tuple[ProcessCost, ...] = ()  # the dearest first, bounded
     traced_processes: int = 0
     cpu_s: float | None = None  # CPU time that gputail itself has used
     resident_bytes: int | None = None

@@ -15,12 +15,16 @@ LATEST = 5  # usual requests that say how long such copies took before
 
 
 def explain(case: Case) -> list[Contribution]:
-    """The time of the copies of the direction that grew, and of waits right behind them."""
+    """The time of the copies of the direction that grew, and of waits right behind them.
+
+    Where launches were not seen, only of those to the GPU: others may have waited for more work than usual.
+    """
+    are_launches_seen = case.request.are_launches_seen
     copies = ((C_HTOD, "htod_bytes", "HtoD"), (C_DTOH, "dtoh_bytes", "DtoH"), (C_COPY, "copy_bytes", "copy"))
     out: list[Contribution] = []
     for kind, counter, name in copies:
         have, usual = getattr(case.request, counter), getattr(case.usual, counter)
-        if have - usual < LARGE_BYTES or have < GREW * usual:
+        if have - usual < LARGE_BYTES or have < GREW * usual or not (are_launches_seen or kind == C_HTOD):
             continue
         rows = case.own[case.own_class == kind]
         if not len(rows):
@@ -29,7 +33,7 @@ def explain(case: Case) -> list[Contribution]:
         rows = rows[rows["size"] > (have - usual) / (4 * len(rows))]
         ns = case.take(COPY, int(rows["duration_ns"].sum()))
         blocking = float(np.max(rows["duration_ns"]))
-        if blocking < 0.5 * case.left[SYNC]:
+        if blocking < 0.5 * case.left[SYNC] and are_launches_seen:
             ns += case.take(SYNC)  # pinned: the copy returned at once, and the wait behind it was for the copy
         out += contribution(CAUSE, ns, None, f"{have} bytes {name} against {usual}")
     return out
@@ -42,7 +46,7 @@ def explain_rest(case: Case) -> list[Contribution]:
     those of the last usual requests.
     """
     left = case.left[COPY]
-    if left < MATERIAL * case.excess_ns:
+    if left < MATERIAL * case.excess_ns or not case.request.are_launches_seen:
         return []
     rows = _uploads(case.own)
     took = int(rows["duration_ns"].sum())

@@ -64,6 +64,10 @@ class Hits:
     entries: int = 0
     off_cpu: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.other + self.per_kernel + self.entries + self.off_cpu
+
     def cost_ns(self, costs: Costs) -> float:
         return (self.other + self.per_kernel) * costs.pair_ns + self.entries * costs.entry_ns + self.off_cpu * costs.off_cpu_ns
 
@@ -74,7 +78,8 @@ class Governed:
 
     state: int = FULL  # as tiers.state has it
     share: float | None = None  # what tracing cost it in the last tick; None: not known
-    shed_s: float = 0.0  # how long it has been below the full tier
+    hits_per_s: float = 0.0
+    shed_s: float = 0.0  # how long it has had less than the full tier
     per_kernel_rate: float | None = None  # calls for each ns of CPU time, while they were seen
     off_cpu_rate: float | None = None  # stretches, likewise
     saved_ns: float = 0.0
@@ -155,6 +160,7 @@ class Governor:
     def _account(self, process: Governed, seconds: float, used_ns: int, cost_ns: float) -> None:
         hits, tier = process.hits, tier_of(process.state)
         process.share = cost_ns / used_ns if used_ns else None
+        process.hits_per_s = hits.total / seconds
         process.shed_s += seconds * (process.state != FULL)
         process.armed_s = max(process.armed_s - seconds, 0.0)
         process.cpu_rate += FRESH * (used_ns / seconds - process.cpu_rate)

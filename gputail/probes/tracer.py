@@ -34,6 +34,7 @@ from gputail.probes.links import MultiAttacher, Site, make_attacher, probe_offse
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
 from gputail.probes.table import BY_SYMBOL, CUDA, NCCL, TIER_CALL
 from gputail.probes.tiering import LibraryProbes, Tiering
+from gputail.snapshot import ProcessCost
 from gputail.tiers import FULL, TIERS, tier_of
 
 RINGS_TOTAL_BYTES = 64 << 20
@@ -44,6 +45,7 @@ LINGER_S = 10.0
 # A record is in its ring at most this long after the end it states, unless its thread was kept off the CPU in between.
 HOLD_NS = 10_000_000
 MAX_REFUSED = 4096
+MAX_COSTS = 100
 _WANTED = {kind: frozenset(symbol for symbol, function in BY_SYMBOL.items() if function.library == kind) for kind in (CUDA, NCCL)}
 
 
@@ -72,16 +74,6 @@ class _Attached:
 
 
 @dataclass(frozen=True)
-class TracedProcess:
-    """The tier of a process, what tracing costs it (a share of its CPU time; None: not known), and how long (s) it has had less
-    than the full tier."""
-
-    tier: str
-    share: float | None
-    shed_s: float
-
-
-@dataclass(frozen=True)
 class TracerHealth:
     """What is attached; `unattached` says of each library or function that is not, why."""
 
@@ -91,7 +83,7 @@ class TracerHealth:
     unattached: Mapping[str, str] = field(default_factory=dict)
     call_cost_ns: float | None = None  # as measured at start; None: not known
     overhead_ratio: float | None = None  # of the CPU time of what is traced; None: not known (yet)
-    tiers: Mapping[int, TracedProcess] = field(default_factory=dict)  # by tgid
+    costs: tuple[ProcessCost, ...] = ()  # of MAX_COSTS processes, the dearest first
 
 
 class Tracer:
@@ -201,12 +193,13 @@ class Tracer:
             unattached={**self._unattached, **self._refused, **{f"pid {tgid}": why for tgid, why in list(self._tiering.failed.items())}},
             call_cost_ns=governor.costs.pair_ns if governor else None,
             overhead_ratio=governor.ratio if governor else None,
-            tiers={
-                tgid: TracedProcess(TIERS[tier_of(one.state)], one.share, one.shed_s)
-                for tgid, one in (governor.processes if governor else {}).items()
-                if tgid in self._described
-            },
+            costs=tuple(self._costs(governor)) if governor else (),
         )
+
+    def _costs(self, governor: Governor) -> Iterator[ProcessCost]:
+        known = [(tgid, one) for tgid, one in governor.processes.items() if tgid in self._described]
+        for tgid, one in sorted(known, key=lambda entry: (-(entry[1].share or 0), entry[0]))[:MAX_COSTS]:
+            yield ProcessCost(tgid, self._described[tgid].comm, TIERS[tier_of(one.state)], one.hits_per_s, one.share, one.shed_s)
 
     def _batch(self, last: bool) -> Batch:
         began_ns = time.monotonic_ns()

@@ -23,6 +23,7 @@ TREND = 24  # windows in a snapshot's sparkline
 MAX_BARS = 24
 MAX_TEXT = 256
 MAX_UNATTACHED = 32
+MAX_PROCESSES = 32
 
 
 def snapshot(snap: Snapshot, daemon: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,17 @@ def snapshot(snap: Snapshot, daemon: Mapping[str, Any]) -> dict[str, Any]:
         "events": snap.events,
         "lost": {stage: count for stage, count in snap.lost.items() if count},
         "health": {
-            "tier": health.tier,
+            "processes": [
+                {
+                    "pid": one.tgid,
+                    "comm": one.comm,
+                    "tier": one.tier,
+                    "hits_per_s": one.hits_per_s,
+                    "share": one.share,
+                    "shed_s": one.shed_s,
+                }
+                for one in health.processes[:MAX_PROCESSES]
+            ],
             "overhead_ratio": health.overhead_ratio,
             "attached_functions": health.attached_functions,
             "attached_libraries": health.attached_libraries,

@@ -12,7 +12,7 @@ import socket
 import socketserver
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -25,12 +25,11 @@ from gputail import __version__, events
 from gputail.config import Address
 from gputail.errors import GputailError
 from gputail.histogram import Histogram
-from gputail.snapshot import Snapshot, WorkloadView
+from gputail.snapshot import ProcessCost, Snapshot, WorkloadView
 
 OTHER = "other"
 MAX_WORKLOADS = 100
 MAX_LABEL_CHARS = 128
-TIERS = ("off", "light", "launch", "full")
 SCRAPE_TIMEOUT_S = 10
 WORKLOAD_LABELS = ("workload", "pid", "comm", "container")
 
@@ -178,10 +177,7 @@ def _of_gputail(snapshot: Snapshot) -> Iterator[Metric]:
         lost.add_metric([label(stage)], count)
     yield lost
     health = snapshot.health
-    tier = GaugeMetricFamily("gputail_probe_tier", "1 for the tier of probes in use, 0 for the others.", labels=["tier"])
-    for name in dict.fromkeys((*TIERS, health.tier)):
-        tier.add_metric([label(name)], int(name == health.tier))
-    yield tier
+    yield from _of_processes(health.processes)
     if health.overhead_ratio is not None:
         yield GaugeMetricFamily(
             "gputail_overhead_ratio", "Share of the traced processes' CPU time that tracing costs.", health.overhead_ratio
@@ -190,6 +186,22 @@ def _of_gputail(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("gputail_attached_libraries", "Libraries with probes in them.", health.attached_libraries)
     yield GaugeMetricFamily("gputail_unattached", "Functions and libraries that could not be probed.", len(health.unattached))
     yield GaugeMetricFamily("gputail_traced_processes", "Processes being traced.", health.traced_processes)
+
+
+def _of_processes(processes: Sequence[ProcessCost]) -> Iterator[Metric]:
+    labels = ["pid", "comm"]
+    tiers = GaugeMetricFamily("gputail_probe_tier", "1 for the tier of probes that a process has.", labels=[*labels, "tier"])
+    share = GaugeMetricFamily("gputail_process_overhead_ratio", "Share of a process's CPU time that tracing costs.", labels=labels)
+    hits = GaugeMetricFamily("gputail_process_hits_per_second", "Calls and stretches off the CPU recorded of a process.", labels=labels)
+    shed = CounterMetricFamily("gputail_process_shed_seconds", "Time that a process had less than the full tier.", labels=labels)
+    for process in processes:
+        who = [str(process.tgid), label(process.comm or "")]
+        tiers.add_metric([*who, process.tier], 1)
+        if process.share is not None:
+            share.add_metric(who, process.share)
+        hits.add_metric(who, process.hits_per_s)
+        shed.add_metric(who, process.shed_s)
+    yield from (tiers, share, hits, shed)
 
 
 class _Handler(WSGIRequestHandler):

@@ -35,12 +35,12 @@ def free_port() -> int:
 
 
 class Caller:
-    """The bare caller: makes a number of calls each time it is told to."""
+    """The bare caller: makes a number of calls each time it is told to, so many a second (0: as fast as it goes)."""
 
-    def __init__(self, what: str, calls: int, *, library: Path, program: Path) -> None:
+    def __init__(self, what: str, calls: int, rate: int, *, library: Path, program: Path) -> None:
         self.calls = calls
         self.process = subprocess.Popen(
-            [program, what, str(calls)],
+            [program, what, str(calls), str(rate)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -70,8 +70,8 @@ def caller(bare: tuple[Path, Path]) -> Iterator[Callable[..., Caller]]:
     library, program = bare
     started: list[Caller] = []
 
-    def start(what: str = "launch", calls: int = 23) -> Caller:
-        started.append(Caller(what, calls, library=library, program=program))
+    def start(what: str = "launch", calls: int = 23, rate: int = 0) -> Caller:
+        started.append(Caller(what, calls, rate, library=library, program=program))
         return started[-1]
 
     yield start

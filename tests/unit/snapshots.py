@@ -9,7 +9,7 @@ import numpy as np
 
 from gputail.budget import PARTS
 from gputail.histogram import Histogram
-from gputail.snapshot import Health, Snapshot, WorkloadView
+from gputail.snapshot import Health, ProcessCost, Snapshot, WorkloadView
 from gputail.tail import Contribution, RequestRecord
 from gputail.trend import WINDOW_NS, Window
 
@@ -66,6 +66,7 @@ def view(pid: int = 1000, outliers: int = 2, now_ns: int = NOW_NS, seed: int = 0
 
 
 def snapshot(*views: WorkloadView, now_ns: int = NOW_NS, **changes: Any) -> Snapshot:
-    health = Health(96, 1, {"/opt/libnccl.so.2": "no symbols"}, "full", None, len(views), 12.5, 84 << 20)
+    costs = (ProcessCost(1000, "python3", "light", 31_000.0, 0.0093, 42.0), ProcessCost(1001, "python3", "full", 900.0, 0.0007, 0.0))
+    health = Health(96, 1, {"/opt/libnccl.so.2": "no symbols"}, None, costs, len(views), 12.5, 84 << 20)
     fields: dict[str, Any] = dict(time_ns=now_ns, workloads=views, events=123_456, lost={"ring_full": 0}, health=health)
     return Snapshot(**fields | changes)

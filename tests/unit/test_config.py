@@ -31,7 +31,7 @@ def test_a_flag_can_switch_off_what_the_file_switches_on(tmp_path: Path) -> None
     ("text", "problem", "hint"),
     [
         ("lisen = 1", "unknown key 'lisen'", "did you mean 'listen'?"),
-        ("zzz = 1", "unknown key 'zzz'", "the keys are libraries, pids, jsonl, listen, socket, flush_ms, duration_s"),
+        ("zzz = 1", "unknown key 'zzz'", "the keys are libraries, pids, jsonl, listen, socket, flush_ms, duration_s, budget_percent, tier"),
         ("flush_ms = 0", "flush_ms: 0 is not a whole number from 1 to 10000", ""),
         ("flush_ms = true", "flush_ms: True is not a whole number from 1 to 10000", ""),
         ("pids = [1, 'x']", "pids: 'x' is not a whole number from 1 to 4194304", ""),

@@ -18,7 +18,7 @@ from gputail import __version__, events
 from gputail.config import Address
 from gputail.errors import GputailError
 from gputail.histogram import Histogram
-from gputail.snapshot import Health, Snapshot, WorkloadView
+from gputail.snapshot import Health, ProcessCost, Snapshot, WorkloadView
 from gputail.surfaces import metrics
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
 
@@ -66,7 +66,13 @@ def value(samples: dict[tuple[str, frozenset[tuple[str, str]]], float], name: st
 
 
 def test_the_fixed_names_are_there() -> None:
-    samples = published(view(), calls={"cuLaunchKernel": histogram(2000)}, events=23, health=Health(37, 1, overhead_ratio=0.004))
+    costs = (ProcessCost(7, "python3", "light", 1200.0, 0.004, 30.0),)
+    samples = published(
+        view(),
+        calls={"cuLaunchKernel": histogram(2000)},
+        events=23,
+        health=Health(37, 1, overhead_ratio=0.004, processes=costs),
+    )
     assert value(samples, "gputail_build_info", version=__version__) == 1
     assert value(samples, "gputail_requests_total", workload="python3/7/HtoD..sync", pid="7", comm="python3", container="") == 4
     assert value(samples, "gputail_outliers_total", cause="foreign_kernel") == 2
@@ -77,8 +83,10 @@ def test_the_fixed_names_are_there() -> None:
     assert value(samples, "gputail_events_total") == 23
     assert value(samples, "gputail_attached_functions") == 37
     assert value(samples, "gputail_overhead_ratio") == 0.004
-    assert value(samples, "gputail_probe_tier", tier="full") == 1
-    assert value(samples, "gputail_probe_tier", tier="light") == 0
+    assert value(samples, "gputail_probe_tier", pid="7", comm="python3", tier="light") == 1
+    assert value(samples, "gputail_process_overhead_ratio", pid="7", comm="python3") == 0.004
+    assert value(samples, "gputail_process_hits_per_second", pid="7", comm="python3") == 1200
+    assert value(samples, "gputail_process_shed_seconds_total", pid="7", comm="python3") == 30
 
 
 def test_before_the_first_snapshot_a_scrape_is_answered() -> None:

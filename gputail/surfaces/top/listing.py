@@ -155,8 +155,11 @@ def cost_line(model: Model) -> Line:
     spans = [
         (f"gputail: {cpu} of a core, {size(health['resident_bytes'])}, {number(model.events_per_s())} events/s, ", "dim"),
         (f"lost {number(lost) if lost else 'nothing'}", "bad" if lost else "dim"),
-        (f", {health['traced_processes']} processes, {health['attached_functions']} functions, tier {health['tier']}", "dim"),
+        (f", {health['traced_processes']} processes, {health['attached_functions']} functions", "dim"),
     ]
+    shed = [one for one in health["processes"] if one["tier"] != "full"]
+    if shed:
+        spans.append((f", {len(shed)} below the full tier (c)", "warn"))
     if missing:
         spans.append((f", {missing} not attached (c)", "warn"))
     return tuple(spans)
@@ -171,7 +174,6 @@ def cost_page(model: Model, pen: Pen, width: int) -> list[Line]:
         ("CPU time since its start", "-" if health["cpu_s"] is None else duration(health["cpu_s"] * 1e9)),
         ("resident memory", size(health["resident_bytes"])),
         ("cost to traced programs", "not measured" if ratio is None else f"{100 * ratio:.2f}% of their CPU time"),
-        ("tier of probes", pen.text(health["tier"])),
         ("traced processes", str(health["traced_processes"])),
         ("attached", f"{health['attached_functions']} functions in {health['attached_libraries']} libraries"),
         ("events", f"{snapshot['events']} in all, {number(model.events_per_s())}/s"),
@@ -179,6 +181,13 @@ def cost_page(model: Model, pen: Pen, width: int) -> list[Line]:
     ]
     lines: list[Line] = [(("what gputail itself costs and misses", "bold"),)]
     lines += [((f"  {what:26}", "dim"), (text, "")) for what, text in facts]
+    lines.append((("", ""),))
+    lines.append((("cost to each process, at which tier", "bold"),))
+    for one in health["processes"]:
+        cost = "-" if one["share"] is None else f"{100 * one['share']:.2f}%"
+        text = f"  {pen.text(one['comm'] or '?', 20)}[{one['pid']}]"
+        below = f", less than full for {duration(one['shed_s'] * 1e9)}" if one["shed_s"] else ""
+        lines.append(((f"{text:32}", "dim"), (f"{cost:>7} at {number(one['hits_per_s'])} hits/s, {one['tier']}{below}", "")))
     lines.append((("", ""),))
     lines.append((("lost, by stage", "bold"),))
     lines += [((f"  {pen.text(stage):26}", "dim"), (str(count), "bad")) for stage, count in sorted(snapshot["lost"].items())]

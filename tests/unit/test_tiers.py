@@ -1,0 +1,159 @@
+"""What analysis makes of programs whose launches, returns or time off the CPU were not seen all the time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gputail import events
+from gputail.budget import HOST, LAUNCH
+from gputail.pipeline import Pipeline
+from gputail.probes.table import BY_NUMBER, OFF_CPU_CALL, PER_KERNEL, TIER_CALL
+from gputail.requests import UNSEEN
+from gputail.tail import RequestRecord
+from gputail.tiers import CHANGING, FULL, LIGHT, MAX_CHANGES, Tiers, without
+from gputail.tiers import LAUNCH as LAUNCH_TIER
+from tests.unit.streams import MS, START_NS, US, Actor, S, batches, random_cuts, stream
+
+_PER_KERNEL = [function.number for function in BY_NUMBER.values() if function.category in PER_KERNEL]
+
+
+def change(time_ns: int, tgid: int, state: int) -> np.ndarray:
+    row = np.zeros(1, events.CALL)
+    row["start_ns"], row["tgid"], row["handle"], row["call"] = time_ns, tgid, state, TIER_CALL
+    return row
+
+
+def seen(calls: np.ndarray, *changes: tuple[int, int], tgid: int = 100) -> np.ndarray:
+    """What the probes would have seen of calls with a process at those states from those times on."""
+    kept, now = [], FULL
+    edges = [*changes, (1 << 62, FULL)]
+    is_per_kernel = np.isin(calls["call"], _PER_KERNEL)
+    ends = events.end_ns(calls)
+    begin = 0
+    for time_ns, state in edges:
+        part = (ends >= begin) & (ends < time_ns)
+        unseen = is_per_kernel if now & 7 == LIGHT else np.zeros(len(calls), bool)
+        if now & 8:
+            unseen = unseen | (calls["call"] == OFF_CPU_CALL)
+        kept.append(calls[part & ~unseen])
+        if time_ns < 1 << 62:
+            kept.append(change(time_ns, tgid, state))
+        begin, now = time_ns, state
+    return np.concatenate(kept)
+
+
+def records_of(calls: np.ndarray, cuts: list[int] | None = None) -> list[RequestRecord]:
+    pipeline = Pipeline()
+    for batch in batches(calls, cuts):
+        pipeline.feed(batch)
+    pipeline.finish()
+    return pipeline.take_records()
+
+
+def served(count: int, **fields: int) -> tuple[Actor, list[tuple[int, int]]]:
+    actor, spans = Actor(), []
+    for _ in range(count):
+        begin = actor.now_ns
+        actor.serve(**fields)
+        spans.append((begin, actor.now_ns - 2 * MS))
+    return actor, spans
+
+
+def test_the_tier_of_a_time_is_the_one_that_held_throughout_or_none() -> None:
+    tiers = Tiers()
+    tiers.learn(np.concatenate([change(100, 7, CHANGING), change(120, 7, LIGHT), change(200, 7, FULL)]))
+    cases = ((0, 90, FULL), (50, 110, CHANGING), (105, 110, CHANGING), (125, 190, LIGHT), (130, 210, CHANGING), (200, 300, FULL))
+    for start, end, tier in cases:
+        assert tiers.between(7, start, end) == tier, (start, end)
+        assert tiers.between(8, start, end) == FULL
+
+
+def test_what_holds_for_all_holds_for_whom_nothing_else_is_said() -> None:
+    tiers = Tiers()
+    tiers.learn(np.concatenate([change(0, 0, LIGHT), change(50, 7, FULL)]))
+    assert (tiers.between(8, 10, 20), tiers.between(7, 60, 70), tiers.between(7, 10, 20)) == (LIGHT, FULL, LIGHT)
+
+
+def test_a_state_that_nobody_knows_changes_nothing() -> None:
+    tiers = Tiers()
+    tiers.learn(np.concatenate([change(0, 7, 6), change(0, 7, 1 << 40)]))
+    assert tiers.between(7, 10, 20) == FULL
+
+
+def test_of_many_changes_the_latest_are_remembered() -> None:
+    tiers = Tiers()
+    tiers.learn(np.concatenate([change(10 * n, 7, n % 3) for n in range(10 * MAX_CHANGES)]))
+    last = 10 * MAX_CHANGES - 1
+    assert tiers.between(7, 10 * last, 10 * last + 5) == last % 3
+    assert tiers.between(7, 10 * last - 5, 10 * last - 2) == (last - 1) % 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_are_whole_while_launches_are_not_seen_however_the_stream_is_cut(seed: int) -> None:
+    actor, spans = served(300)
+    calls = seen(stream(actor), (spans[100][0] - MS, CHANGING), (spans[110][0] - MS, LIGHT), (spans[200][0] - MS, FULL))
+    records = records_of(calls, random_cuts(calls, seed))
+    assert [(r.start_ns, r.end_ns) for r in records] == spans
+    tiers = ["full"] * 100 + ["changing"] * 10 + ["light"] * 90 + ["full"] * 100
+    assert [r.tier for r in records] == tiers
+    assert [r.launches for r in records] == [20 if tier == "full" else None for tier in tiers]
+    assert [r.incomplete for r in records] == [tier == "changing" for tier in tiers]
+    assert len({r.workload for r in records}) == 1
+    for record in records:
+        assert sum(record.budget_ns) == record.duration_ns
+        assert (record.budget_ns[LAUNCH] > 0) == (record.tier != "light")
+        assert record.budget_ns[HOST] > 0
+
+
+def test_a_request_that_begins_with_a_launch_is_another_workload_while_only_its_wait_is_seen() -> None:
+    actor = Actor()
+    for _ in range(200):
+        actor.launch(20).sync(3 * MS).rest(2 * MS)
+    calls = seen(stream(actor), (START_NS + 505 * MS, LIGHT))
+    records = records_of(calls)
+    shapes = [record.workload.rpartition("/")[2] for record in records]
+    assert set(shapes) == {"launch..sync", f"{UNSEEN}..sync"}
+    assert all(record.duration_ns == 3 * MS for record in records if record.tier == "light")
+    assert len(records) == 200
+
+
+def test_a_thread_that_only_waits_has_no_requests_at_the_light_tier_either() -> None:
+    worker, watchdog = Actor(), Actor(tid=101)
+    for _ in range(300):
+        worker.serve()
+        watchdog.sync(MS).rest(3 * MS)
+    calls = seen(stream(worker, watchdog), (START_NS + S, LIGHT))
+    assert {record.tid for record in records_of(calls)} == {100}
+
+
+def usual_and_slow(*changes: tuple[int, int], **slow: int) -> RequestRecord:
+    """300 usual requests at those tiers (from which request on), and then a slow one."""
+    actor, spans = served(300)
+    actor.serve(**slow)
+    calls = seen(stream(actor), *((spans[number][0] - MS, state) for number, state in changes))
+    return records_of(calls)[-1]
+
+
+def test_host_time_is_not_blamed_where_more_launches_may_be_in_it() -> None:
+    more = {"launches": 600}
+    assert usual_and_slow(**more).cause == "more_work"
+    light = usual_and_slow((100, LIGHT), **more)
+    assert (light.outlier, light.cause, light.contributions[0].culprit) == (True, "unknown", "launches not seen")
+
+
+@pytest.mark.parametrize("state", [LAUNCH_TIER, without(LAUNCH_TIER)])
+def test_host_time_is_blamed_where_only_the_length_of_launches_is_unknown_unless_it_may_have_been_asleep(state: int) -> None:
+    actor, spans = served(300)
+    actor.htod().rest(3 * US).sync().rest(9 * MS).launch(20).dtoh(duration_ns=MS).rest(3 * US).sync().rest(2 * MS)
+    record = records_of(seen(stream(actor), (spans[100][0] - MS, state)))[-1]
+    assert record.outlier
+    assert record.cause == ("host_compute" if state == LAUNCH_TIER else "unknown")
+    if state != LAUNCH_TIER:
+        assert record.contributions[0].culprit == "time off the CPU not seen"
+
+
+def test_what_is_usual_is_learned_for_each_tier() -> None:
+    actor, spans = served(120)
+    calls = seen(stream(actor), (spans[100][0] - MS, LIGHT))
+    assert not any(record.outlier for record in records_of(calls))
