@@ -24,6 +24,8 @@ TICK_S = 1.0
 MOST_SAVED_S = 8.0
 # How much must be saved before it is spent: for ticks of the full tier, without and with outliers to look at.
 WORTH_TICKS, ARMED_TICKS = 3, 1
+# What a probe costs is known to a tenth or so: the governor aims lower than the budget by that.
+AIM = 0.9
 # A tier fits if it would have cost less than this share of the budget; what is in use is given up above the whole of it.
 FITS = 0.85
 ARMED_FOR_S = 10.0
@@ -90,10 +92,10 @@ class Governed:
 
 
 class Governor:
-    """Keeps each process's cost under `budget`, a share of the CPU time that it uses."""
+    """Keeps each process's cost under a budget, a share of the CPU time that it uses; `budget` is what it aims at."""
 
     def __init__(self, costs: Costs, budget: float) -> None:
-        self.costs, self.budget = costs, budget
+        self.costs, self.budget = costs, AIM * budget
         self.processes: dict[int, Governed] = {}
         self.ratio: float | None = None  # of all processes together, in the last tick
 
@@ -131,6 +133,11 @@ class Governor:
 
     def forget(self, tgid: int) -> None:
         self.processes.pop(tgid, None)
+
+    def begin_anew(self, cpu_ns: Mapping[int, int]) -> None:
+        """What was called and used until now does not count."""
+        for tgid, process in self.processes.items():
+            process.cpu_ns, process.hits = cpu_ns.get(tgid), Hits()
 
     def tick(self, seconds: float, cpu_ns: Mapping[int, int]) -> dict[int, int]:
         """The states (see tiers.py) of processes that are to change.

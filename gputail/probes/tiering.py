@@ -41,27 +41,37 @@ class LibraryProbes:
         self._attacher, self._kind = attacher, kind
         self._fd = os.dup(fd)
         self._path = f"/proc/self/fd/{self._fd}"
-        self.per_kernel = [site for site in sites if site.function.category in PER_KERNEL]
-        light = [site for site in sites if site.function.category not in PER_KERNEL]
+        self._per_kernel = [site for site in sites if site.function.category in PER_KERNEL]
+        self._light = [site for site in sites if site.function.category not in PER_KERNEL]
         self._always: Links | None = None
         self._common: Links | None = None
         self._own: dict[int, Links] = {}
         try:
-            self._always = attacher.attach(kind, self._path, light) if light else None
-            if tier is not None:
-                self._common = self._attach(tier)
+            self.put_on(tier)
         except BaseException:
             self.close()
             raise
 
+    def put_on(self, tier: int | None) -> None:
+        """The probes of the light tier, and those that all processes have in common."""
+        self._always = self._attacher.attach(self._kind, self._path, self._light) if self._light else None
+        if tier is not None:
+            self._common = self._attach(tier)
+
+    def take_off(self) -> None:
+        """Every probe."""
+        links = [one for one in (*self._own.values(), self._common, self._always) if one]
+        self._own, self._common, self._always = {}, None, None
+        syscalls.all_at_once([one.close for one in links])
+
     def _attach(self, tier: int, pid: int = 0) -> Links | None:
-        if not self.per_kernel or tier not in (LAUNCH, FULL):
+        if not self._per_kernel or tier not in (LAUNCH, FULL):
             return None
         if not isinstance(self._attacher, MultiAttacher):
-            return self._attacher.attach(self._kind, self._path, self.per_kernel) if tier == FULL else None
+            return self._attacher.attach(self._kind, self._path, self._per_kernel) if tier == FULL else None
         if tier == LAUNCH:
-            return self._attacher.attach_entries(self._kind, self._path, self.per_kernel, pid)
-        return self._attacher.attach(self._kind, self._path, self.per_kernel, pid)
+            return self._attacher.attach_entries(self._kind, self._path, self._per_kernel, pid)
+        return self._attacher.attach(self._kind, self._path, self._per_kernel, pid)
 
     def set_own(self, tgid: int, tier: int) -> None:
         """Give a process probes of its own in place of those that it had."""
@@ -84,9 +94,7 @@ class LibraryProbes:
             self._common = self._attach(tier)
 
     def close(self) -> None:
-        links = [one for one in (*self._own.values(), self._common, self._always) if one]
-        self._own, self._common, self._always = {}, None, None
-        syscalls.all_at_once([one.close for one in links])
+        self.take_off()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -165,6 +173,26 @@ class Tiering:
         self._changes = [change for change in self._changes if not change.done()]
         touched, self._touched = self._touched or bool(self._changes), bool(self._changes)
         return touched
+
+    def suspend(self) -> None:
+        """Take every probe off, until `resume`."""
+        self.settle()
+        self._touched = True
+        with self._lock:
+            syscalls.all_at_once([probes.take_off for probes in self._libraries])
+
+    def resume(self, tier: int | None) -> None:
+        """Put them on again: as they were, or at a tier for all."""
+        self._touched = True
+        with self._lock:
+            if tier is not None:
+                self._drop(list(self._states))
+                self._common = tier
+                self._say(0, tier)
+            for probes in self._libraries:
+                probes.put_on(self._common)
+                for tgid, state in self._states.items():
+                    self._give(tgid, state, [probes])
 
     def settle(self) -> None:
         """Wait until every change that was begun is made."""

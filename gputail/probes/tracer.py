@@ -156,6 +156,22 @@ class Tracer:
         self._detach()
         return self._batch(last=True)
 
+    def suspend(self) -> None:
+        """Take every probe off for a while; the time until `resume` is nobody's. For measuring what tracing costs."""
+        self._tiering.suspend()
+
+    def resume(self, tier: int | None = None) -> None:
+        """Put them on again: as they were, or at a tier for every process, from then on."""
+        self._tiering.resume(tier)
+        if self._governor:
+            self._governor.begin_anew(self._cpu_times())
+            self._ticked_at = time.monotonic()
+            self._next_tick = self._ticked_at + TICK_S
+
+    def _cpu_times(self) -> dict[int, int]:
+        governed = self._governor.processes if self._governor else ()
+        return {tgid: used for tgid in governed if (used := cpu_time_ns(tgid)) is not None}
+
     def arm(self, tgid: int) -> None:
         """A process has an outlier: look closer at it while its budget pays for that."""
         if self._governor:
@@ -232,7 +248,7 @@ class Tracer:
         if now < self._next_tick:
             return
         seconds, self._ticked_at, self._next_tick = now - self._ticked_at, now, now + TICK_S
-        times = {tgid: used for tgid in self._governor.processes if (used := cpu_time_ns(tgid)) is not None}
+        times = self._cpu_times()
         wanted = self._governor.tick(seconds, times)
         for tgid in [tgid for tgid in self._governor.processes if tgid not in times]:
             self._governor.forget(tgid)

@@ -9,7 +9,9 @@ Needs a CUDA GPU and PyTorch. Prints "ready" once warmed up, begins with a line 
 
 With --varied a fault takes about 6, 17 or 45 hundredths of a usual request, and 1 request in 8 has one.
 
-usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async|copy [--fault FAULT] --seconds S --truth FILE.npz
+Of kind loop, a request is 2000 launches of a kernel that does next to nothing, and a wait.
+
+usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async|copy|loop [--fault FAULT] --seconds S --truth FILE.npz
                                    [--cpu N] [--seed N] [--varied]
 """
 
@@ -32,6 +34,7 @@ REST_S = 0.002
 PAGEABLE_BYTES = 192 << 20
 MORE = 48
 COPY_BYTES = 192 << 20
+LOOP = 2000
 # What a fault takes where it is not varied, as its size: products, bytes, seconds, instructions, pairs of calls.
 PLAIN = {
     "none": 0, "gside": 64, "gdevsync": 64, "devsync": 64, "pageable": PAGEABLE_BYTES, "gil": 0.03, "ptxjit": 1500, "alloc": 4,
@@ -59,6 +62,7 @@ class Victim:
         if kind == "copy":
             self.pinned = torch.empty(COPY_BYTES, dtype=torch.uint8).pin_memory()
             self.target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        self.small = torch.zeros(1024, device="cuda")
         self.batch, self.more = batch, torch.randn((batch * (MORE if kind == "cpu" else 2), 64, width)).half()
         self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
         self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
@@ -137,6 +141,11 @@ class Victim:
         elif fault == "gil":
             self.thread = threading.Thread(target=_compute, args=(size,))
             self.thread.start()
+        if self.kind == "loop":
+            for _ in range(LOOP):
+                self.small.add_(1)
+            self.torch.cuda.synchronize()
+            return
         if self.kind == "copy":
             self.target.copy_(self.pinned, non_blocking=True)
         if self.graph:
@@ -206,7 +215,7 @@ def _compute(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async", "copy"), required=True)
+    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async", "copy", "loop"), required=True)
     parser.add_argument("--fault", choices=PLAIN, default="none")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--truth", required=True)

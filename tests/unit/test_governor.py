@@ -47,11 +47,11 @@ class Program:
 
 
 def test_a_process_within_its_budget_is_traced_in_full() -> None:
-    program = Program(Governor(COSTS, 0.01), 7, launches=8000, syncs=500)
+    program = Program(Governor(COSTS, 0.01), 7, launches=7000, syncs=500)
     for _ in range(30):
         program.second()
     assert set(program.tiers) == {FULL}
-    assert program.governor.ratio == pytest.approx(0.0085)
+    assert program.governor.ratio == pytest.approx(0.0075)
     assert program.governor.processes[7].shed_s == 0
 
 
