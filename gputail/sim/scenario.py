@@ -48,6 +48,15 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "none+xgemm": ("cpu", "none", "xgemm"),
     "between": ("gpu", "between", ""),
     "longkernel": ("gpu", "longkernel", ""),
+    # Compounds: two things at once, each to be named.
+    "sleep+xgemm": ("gpu", "sleep", "xgemm"),
+    "alloc+xgemm": ("gpu", "alloc", "xgemm"),
+    "gil+xgemm": ("gpu", "gil", "xgemm"),
+    # Lasting shifts: another regime, and no outliers.
+    "shift8": ("gpu", "shift8", ""),
+    "shift12": ("gpu", "shift12", ""),
+    "shift30": ("gpu", "shift30", ""),
+    "ramp": ("gpu", "ramp", ""),
     # Decoys: a little noise on the host while another process's kernels hold the GPU.
     "noise+xgemm": ("gpu", "noise", "xgemm"),
 }

@@ -4,11 +4,14 @@ Each label runs with faults of several sizes (see gputail/sim/programs/victim.c)
 counts in the dose that it really cost: what it took beyond the median of the clean ones, of which 3 to 10% is the small
 dose, up to 22% the middle one, beyond that the large one; less has not hurt. `right`: the first cause is the injected one.
 `silent`: no outlier, or of unknown cause. Twins look like another label and must never be named as it; decoys are
-another process's kernels beside noise on the host. Two simpler ways (baselines.py) are scored on the same rows.
+another process's kernels beside noise on the host; in compounds two causes hurt one request, and both are to be named; shifts last,
+and are to be told as one change of regime. Two simpler ways (baselines.py) are scored on the same rows.
 
 With --gpu the same on a real GPU: the PyTorch programs of tests/gpu, beside `gputail record`, whose recordings are judged.
 
-usage: scripts/bench accuracy [--json] [--gpu] [--seconds S] [--seeds N] [--labels L,...] [--record DIR | --judge DIR]
+With --tier the probes are at that tier, or at what the default budget pays for (auto), instead of seeing everything.
+
+usage: scripts/bench accuracy [--json] [--gpu] [--tier T] [--seconds S] [--seeds N] [--labels L,...] [--record DIR | --judge DIR]
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from baselines import WAYS
 
 from gputail import traces
 from gputail.events import Batch
-from gputail.pipeline import Pipeline, replay_batches
+from gputail.pipeline import Pipeline
 from gputail.sim.judge import HAS_CULPRIT, RIGHT, SLACK_NS
 from gputail.sim.scenario import Truth, scenario, write_trace
+from gputail.tiers import TIERS
 
+DEFAULT_BUDGET = 0.01
 DOSES = {"small": 0.03, "middle": 0.10, "large": 0.22}
 CAUSES = (
     "gpu+xgemm", "graph+xgemm", "copy+xcopy", "gside", "gdevsync", "devsync", "pageable", "morework", "gmorework", "gil", "cpuhog",
@@ -45,12 +50,23 @@ TWINS = {
     "between": {"sibling_kernel", "blocking_sync"},
     "longkernel": {"blocking_sync", "sibling_kernel", "foreign_kernel", "memcpy"},
 }
+COMPOUNDS = {
+    "sleep+xgemm": ({"host_blocked"}, {"foreign_kernel"}),
+    "alloc+xgemm": ({"memory_alloc"}, {"foreign_kernel"}),
+    "gil+xgemm": ({"host_blocked", "cpu_preempted"}, {"foreign_kernel"}),
+}
+SHIFTS = ("shift8", "shift12", "shift30", "ramp")
 DECOYS = {"noise+xgemm": {"host_compute", "host_blocked", "memory_alloc"}}
+# On a real GPU faults are put into victims that wait for it: one whose CPU is the bottleneck hides them in what the CPU does.
 ON_GPU = (
-    "gpu+xgemm", "graph+xgemm", "async+xgemm", "gpu+xcopy", "gside", "gdevsync", "devsync", "pageable", "gmorework", "gil", "cpuhog",
-    "compute", "sleep", "ptxjit", "alloc", "none+xgemm", "none", "gpu",
+    "gpu+xgemm", "graph+xgemm", "gpu+xcopy", "gside", "gdevsync", "gmorework", "gsleep", "gcompute", "ggil", "galloc", "gptxjit", "gpageable",
+    "ghog", "threads+xgemm", "two+xgemm", "sleep+xgemm", "shift12", "none+xgemm", "gpu", "graph", "devsync", "async+xgemm", "none",
 )  # fmt: skip
-LABELS = (*CAUSES, *TWINS, *DECOYS, "none", "gpu", "async")
+LABELS = (*CAUSES, *TWINS, *DECOYS, *COMPOUNDS, *SHIFTS, "none", "gpu", "async")
+# A clean request is compared with this many around it, since CPUs change their speed for seconds.
+AROUND = 21
+# Of a compound, both causes count as named when each has this share of the excess at least.
+MATERIAL = 0.03
 
 
 @dataclass
@@ -58,6 +74,7 @@ class Tally:
     """Counts of requests of one label. by_dose: dose -> first cause -> how many; silence is ""."""
 
     label: str
+    runs: int = 0
     requests: int = 0
     one_to_one: int = 0
     clean: int = 0
@@ -68,6 +85,9 @@ class Tally:
     explained: list[float] = field(default_factory=list)  # share of the excess of right ones that is not unknown
     confidence: list[tuple[float, bool]] = field(default_factory=list)  # stated, and whether the cause was right
     latency_ms: list[float] = field(default_factory=list)  # from the request's end to its record
+    both: list[int] = field(default_factory=lambda: [0, 0, 0])  # of a compound: hurt by two things, both named, one of them first
+    regimes: int = 0
+    after_shift: int = 0  # outliers in the second half
     # way of baselines.py -> right, and of how many: the middle and large dose
     others: dict[str, list[int]] = field(default_factory=lambda: {way: [0, 0] for way in WAYS})
 
@@ -77,6 +97,7 @@ class Tally:
 
 def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: np.ndarray) -> None:
     """Add one run of a label; calls: its CALL rows."""
+    into.runs += 1
     mine = sorted((record for record in records if record["tid"] == truth.victim), key=lambda record: record["start_ns"])
     starts = np.array([record["start_ns"] for record in mine], np.int64)
     ends = np.array([record["end_ns"] for record in mine], np.int64)
@@ -86,8 +107,12 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
     injected = np.zeros(len(begin), bool)
     for first, last in np.concatenate([truth.faults, truth.bursts]):
         injected |= (begin < last) & (end > first)
-    usual = np.median((end - begin)[~injected])
-    cost = (end - begin) / usual - 1
+    cost = (end - begin) / usual_around(end - begin, injected) - 1
+    if truth.label in SHIFTS:
+        into.after_shift += sum(record["outlier"] for record in mine if record["start_ns"] > begin[len(begin) // 2])
+    if truth.label in COMPOUNDS:
+        _tally_compound(into, mine, truth)
+        return
     if right:
         slow = np.flatnonzero(injected & (cost >= DOSES["middle"]))
         for way, name in WAYS.items():
@@ -116,18 +141,48 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
             into.explained.append(1 - unknown / max(worst["excess_ns"], 1))
 
 
+def usual_around(durations: np.ndarray, injected: np.ndarray) -> np.ndarray:
+    """What each request would have taken: the median of the AROUND clean ones nearest to it."""
+    clean = np.flatnonzero(~injected)
+    place = np.clip(np.searchsorted(clean, np.arange(len(durations))) - AROUND // 2, 0, max(len(clean) - AROUND, 0))
+    columns = np.minimum(place[:, None] + np.arange(min(AROUND, len(clean))), len(clean) - 1)
+    return np.median(durations[clean[columns]], axis=1)
+
+
+def _tally_compound(into: Tally, mine: list[dict[str, Any]], truth: Truth) -> None:
+    """Requests with a fault and a burst in them that took a fifth longer, at least, than clean ones."""
+    begin, end = truth.requests.T
+    hits = [np.zeros(len(begin), bool) for _ in range(2)]
+    for hit, spans in zip(hits, (truth.faults, truth.bursts), strict=True):
+        for first, last in spans:
+            hit |= (begin < last) & (end > first)
+    usual = usual_around(end - begin, hits[0] | hits[1])
+    into.requests += len(begin)
+    into.clean += int((~hits[0] & ~hits[1]).sum())
+    pairs = COMPOUNDS[truth.label]
+    for number in np.flatnonzero(hits[0] & hits[1] & (end - begin > 1.2 * usual)):
+        records = [r for r in mine if r["outlier"] and r["start_ns"] < end[number] and r["end_ns"] > begin[number]]
+        worst = max(records, key=lambda record: record["excess_ns"], default=None)
+        shares = {c["cause"]: c["ns"] / worst["excess_ns"] for c in worst["contributions"]} if worst else {}
+        into.both[0] += 1
+        into.both[1] += all(any(shares.get(cause, 0) >= MATERIAL for cause in right) for right in pairs)
+        into.both[2] += bool(worst) and worst["cause"] in pairs[0] | pairs[1]
+
+
 def _dose(cost: float) -> str:
     return next(dose for dose in reversed(DOSES) if cost >= DOSES[dose])
 
 
-def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None) -> None:
+def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None, tier: str) -> None:
     """One live run of a label: the victim has the last CPU, we and all others the rest."""
     from gputail.probes.tracer import TraceOptions, Tracer
     from gputail.sim.build import build
 
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cpus[:-1] or cpus)
-    tracer = Tracer(TraceOptions(pids=frozenset([os.getpid()]), libraries=(str(build().libraries / "libcuda.so.1"),)))
+    libraries = (str(build().libraries / "libcuda.so.1"),)
+    probes = {"budget": DEFAULT_BUDGET} if tier == "auto" else {"tier": TIERS.index(tier)}
+    tracer = Tracer(TraceOptions(pids=frozenset([os.getpid()]), libraries=libraries, **probes))
     pipeline, records, rows = Pipeline(), [], []
     try:
         with scenario(label, seconds, seed, cpus, varied=True) as running:
@@ -139,24 +194,28 @@ def run(label: str, seconds: float, seed: int, into: Tally, keep: Path | None) -
                 for record in pipeline.take_records():
                     into.latency_ms.append((time.monotonic_ns() - record.end_ns) / 1e6)
                     records.append(record.as_dict())
+                    if record.outlier:
+                        tracer.arm(record.pid)
                 if over_at is None and not running.is_running():
                     over_at = time.monotonic() + 0.6
             truth = running.truth()
     finally:
         tracer.close()
         os.sched_setaffinity(0, cpus)
-    if lost := pipeline.snapshot().lost:
-        print(f"{label}: lost {lost}", file=sys.stderr)
+    snapshot = pipeline.snapshot()
+    if snapshot.lost:
+        print(f"{label}: lost {snapshot.lost}", file=sys.stderr)
+    into.regimes += sum(f"/{truth.victim}/" in change.workload for change in snapshot.regime_changes)
     if keep:
         write_trace(keep / f"{label}-{seed}.npz", np.concatenate(rows), truth)
     tally(into, records, truth, np.concatenate(rows))
 
 
-def run_on_gpu(labels: list[str], seconds: float, folder: Path) -> None:
+def run_on_gpu(labels: list[str], seconds: float, folder: Path, tier: str) -> None:
     """Record every label's programs on the real GPU."""
     import gpu
 
-    gpu.watch(labels, seconds, folder, keep_events=True, varied=True)
+    gpu.watch(labels, seconds, folder, keep_events=True, varied=True, options=("--tier", tier))
 
 
 def judge_recording(folder: Path, label: str, into: Tally) -> None:
@@ -171,7 +230,13 @@ def judge_recording(folder: Path, label: str, into: Tally) -> None:
 
 
 def tally_batches(into: Tally, batches: list[Batch], truth: Truth) -> None:
-    records = (record.as_dict() for record in replay_batches(batches))
+    pipeline, records = Pipeline(), []
+    for batch in batches:
+        pipeline.feed(batch)
+        records += [record.as_dict() for record in pipeline.take_records()]
+    pipeline.finish()
+    records += [record.as_dict() for record in pipeline.take_records()]
+    into.regimes += sum(f"/{truth.victim}/" in change.workload for change in pipeline.snapshot().regime_changes)
     tally(into, records, truth, np.concatenate([batch.calls for batch in batches]))
 
 
@@ -192,7 +257,7 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
     print("injected: right, wrong and silent of all, by dose")
     print(f"{'label':14}{'one to one':>11}" + "".join(f"{dose:>22}" for dose in DOSES) + f"{'culprit':>9}{'blamed':>12}  wrong causes")
     total: dict[str, Counter[str]] = {dose: Counter() for dose in DOSES}
-    for one in tallies:
+    for one in [one for one in tallies if one.label not in (*COMPOUNDS, *SHIFTS)]:
         kind = one.label.rpartition("+")[2]
         cells, wrong_causes = [], Counter[str]()
         for dose, given in one.by_dose.items():
@@ -217,6 +282,13 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
         # Where the label is that of a cause, too, a request that was hurt is rightly given it.
         bad += sum(given[cause] for one, cause in hurt if not one.right("large") for given in one.by_dose.values())
         print(f"{what} blamed: {bad} of {sum(one.requests for one in tallies if one.label in names)} requests")
+    for one in tallies:
+        if one.label in COMPOUNDS:
+            hurt, both, first = one.both
+            print(f"compound {one.label}: {hurt} hurt by both; both named {share(both, hurt)}, one of them first {share(first, hurt)}")
+        if one.label in SHIFTS:
+            print(f"lasting {one.label}: {one.regimes} changes of regime in {one.runs} runs, {one.after_shift} outliers after it")
+    tallies = [one for one in tallies if one.label not in SHIFTS]
     clean = sum(one.clean for one in tallies)
     blamed = sum((one.blamed for one in tallies), Counter[str]())
     print(
@@ -238,6 +310,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object per label")
     parser.add_argument("--gpu", action="store_true", help="on a real GPU; needs PyTorch")
+    parser.add_argument("--tier", choices=(*TIERS[:3], "auto"), default="full")
     parser.add_argument("--seconds", type=float, default=9)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--labels")
@@ -254,7 +327,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.judge or options.record or Path(temporary)).resolve()
             if not options.judge:
-                run_on_gpu(list(tallies), options.seconds, folder)
+                run_on_gpu(list(tallies), options.seconds, folder, options.tier)
             for label, into in tallies.items():
                 if (folder / f"{label}.gpt").exists():
                     judge_recording(folder, label, into)
@@ -265,7 +338,7 @@ def main() -> int:
     for label, into in tallies.items() if not (options.judge or options.gpu) else ():
         for seed in range(1, options.seeds + 1):
             print(f"\r{label:20} seed {seed}", end="\n" if not sys.stderr.isatty() else "\x1b[K", file=sys.stderr, flush=True)
-            run(label, options.seconds, seed, into, options.record)
+            run(label, options.seconds, seed, into, options.record, options.tier)
     found = [one for one in tallies.values() if one.requests]
     if options.json:
         for one in found:

@@ -29,9 +29,16 @@ from gputail.sim.scenario import LABELS, Truth
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # As the simulated ones, and two that are of interest where the CPU is real.
-GPU_LABELS = {**LABELS, "async+xgemm": ("async", "none", "xgemm"), "gcompute": ("gpu", "compute", "")}
+GPU_LABELS = {
+    **LABELS,
+    "async+xgemm": ("async", "none", "xgemm"),
+    "threads+xgemm": ("threads", "none", "xgemm"),
+    "two+xgemm": ("graph", "none", "xgemm"),
+    **{f"g{fault}": ("gpu", fault, "") for fault in ("compute", "sleep", "gil", "alloc", "ptxjit", "pageable")},
+    "ghog": ("gpu", "none", "cpuhog"),
+}
 DEFAULT = "none,gpu,graph,async,gpu+xgemm,graph+xgemm"
-VICTIM_CPU, OTHER_CPU = 9, 5
+VICTIM_CPU, OTHER_CPU, SECOND_CPU = 9, 5, 12
 
 
 def plain_environment() -> dict[str, str]:
@@ -48,6 +55,9 @@ class Programs:
         common = ("--seconds", str(seconds), *(["--varied"] if varied else []))
         victim = ("--kind", kind, "--fault", fault, "--cpu", str(VICTIM_CPU), "--truth", str(folder / f"{label}-victim.npz"))
         self._processes = [self._start("tests.gpu.victim", *victim, *common)]
+        if label.startswith("two"):  # another one that answers beside it
+            beside = ("--kind", "graph", "--cpu", str(SECOND_CPU), "--truth", str(folder / f"{label}-second.npz"))
+            self._processes.append(self._start("tests.gpu.victim", *beside, *common))
         if aggressor:
             cpu = VICTIM_CPU if aggressor == "cpuhog" else OTHER_CPU
             other = ("--kind", aggressor, "--cpu", str(cpu), "--truth", str(folder / f"{label}-aggressor.npz"))
@@ -119,8 +129,13 @@ def judged(folder: Path, label: str) -> tuple[Judgement, str]:
     return judge(records, truth_of(folder, label)), lost or "?"
 
 
-def watch(labels: Sequence[str], seconds: float, folder: Path, keep_events: bool, varied: bool = False) -> None:
-    """Run the labels one after another; all programs are warmed up before the first, so that none disturbs another."""
+def watch(
+    labels: Sequence[str], seconds: float, folder: Path, keep_events: bool, varied: bool = False, options: Sequence[str] = ()
+) -> None:
+    """Run the labels one after another; all programs are warmed up before the first, so that none disturbs another.
+
+    options: further ones of gputail's.
+    """
     programs = [Programs(label, seconds, folder, varied) for label in labels]
     try:
         ready = [each for each in programs if each.is_ready()]
@@ -128,7 +143,8 @@ def watch(labels: Sequence[str], seconds: float, folder: Path, keep_events: bool
             jsonl = folder / f"{each.label}.jsonl"
             jsonl.unlink(missing_ok=True)
             record = ("record", "-o", str(folder / f"{each.label}.gpt"))
-            with gputail(folder, each.label, record if keep_events else ("run", "--jsonl", str(jsonl), "--listen", "off")):
+            verb = record if keep_events else ("run", "--jsonl", str(jsonl), "--listen", "off", "--socket", "off")
+            with gputail(folder, each.label, (*verb, *options)):
                 each.run()
     finally:
         for each in programs:

@@ -9,9 +9,12 @@ Needs a CUDA GPU and PyTorch. Prints "ready" once warmed up, begins with a line 
 
 With --varied a fault takes about 6, 17 or 45 hundredths of a usual request, and 1 request in 8 has one.
 
+Of kind threads, another thread answers beside it, on a stream of its own, and logs nothing. Faults shift8, shift12, shift30 and ramp
+are none: from half of the time on every request has so many hundredths more work for the GPU (ramp: up to 30, over 3 seconds).
+
 Of kind loop, a request is 2000 launches of a kernel that does next to nothing, and a wait.
 
-usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async|copy|loop [--fault FAULT] --seconds S --truth FILE.npz
+usage: python3 -m tests.gpu.victim --kind cpu|gpu|graph|async|copy|threads|loop [--fault FAULT] --seconds S --truth FILE.npz
                                    [--cpu N] [--seed N] [--varied]
 """
 
@@ -38,9 +41,10 @@ LOOP = 2000
 # What a fault takes where it is not varied, as its size: products, bytes, seconds, instructions, pairs of calls.
 PLAIN = {
     "none": 0, "gside": 64, "gdevsync": 64, "devsync": 64, "pageable": PAGEABLE_BYTES, "gil": 0.03, "ptxjit": 1500, "alloc": 4,
-    "morework": MORE, "compute": 0.005, "sleep": 0.005,
+    "morework": MORE, "compute": 0.005, "sleep": 0.005, "shift8": 0.08, "shift12": 0.12, "shift30": 0.3, "ramp": 0.3,
 }  # fmt: skip
 BESIDE = ("gside", "gdevsync", "devsync")
+SHIFTS = ("shift8", "shift12", "shift30", "ramp")
 
 
 class Victim:
@@ -66,18 +70,19 @@ class Victim:
         self.batch, self.more = batch, torch.randn((batch * (MORE if kind == "cpu" else 2), 64, width)).half()
         self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
         self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
-        self.side = torch.randn((4096, 4096), dtype=torch.half, device="cuda") if fault in BESIDE else None
+        self.side = torch.randn((4096, 4096), dtype=torch.half, device="cuda") if fault in (*BESIDE, *SHIFTS) else None
         self.side_out = torch.empty_like(self.side) if self.side is not None else None
         self.side_stream = torch.cuda.Stream()
         self.thread: threading.Thread | None = None
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.modules = 0
+        self.more_products = 0  # what every request has more of
         self.next = 0
         with torch.no_grad():
             self.graph = self._captured() if kind == "graph" else None
             for _ in range(30):
                 self.answer("none", 0)
-            for _ in range(3):
+            for _ in range(3 if fault not in SHIFTS else 0):
                 self.answer(fault, PLAIN[fault])
                 self.end_fault()
             if fault == "morework":
@@ -110,7 +115,7 @@ class Victim:
         size = {"pageable": PAGEABLE_BYTES, "ptxjit": 1500, "alloc": 8}.get(self.fault, 64)
         self.torch.cuda.synchronize()
         start = time.monotonic()
-        if self.fault in BESIDE:
+        if self.fault in (*BESIDE, *SHIFTS):
             self._queue_beside(size)
         elif self.fault == "pageable":
             self._upload(size)
@@ -167,6 +172,8 @@ class Victim:
             y = self.y
         else:
             y = self.model(x)
+        for _ in range(self.more_products):
+            self.torch.mm(self.side, self.side, out=self.side_out)
         if self.kind == "async":
             self.output.copy_(y[:, 0], non_blocking=True)
             self.done.record()
@@ -213,9 +220,29 @@ def _compute(seconds: float) -> None:
         sum(range(1000))
 
 
+def shift_at(options: argparse.Namespace, since_s: float) -> float:
+    """How much more work, of the usual, a request has at that time since the beginning."""
+    late_s = since_s - options.seconds / 2
+    if late_s < 0:
+        return 0
+    return PLAIN[options.fault] * (min(late_s / 3, 1) if options.fault == "ramp" else 1)
+
+
+def answer_beside(kind: str, over: threading.Event) -> None:
+    """Another thread's requests, until that is over."""
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        beside = Victim(kind, "none")
+        with torch.no_grad():
+            while not over.is_set():
+                beside.answer("none", 0)
+                time.sleep(REST_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async", "copy", "loop"), required=True)
+    parser.add_argument("--kind", choices=("cpu", "gpu", "graph", "async", "copy", "threads", "loop"), required=True)
     parser.add_argument("--fault", choices=PLAIN, default="none")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--truth", required=True)
@@ -232,15 +259,21 @@ def main() -> None:
     victim = Victim(options.kind, options.fault)
     unit_s = victim.calibrate()
     rng = random.Random(options.seed)
+    over = threading.Event()
+    beside = threading.Thread(target=answer_beside, args=("gpu", over), daemon=True)
     print("ready", flush=True)
     sys.stdin.readline()
+    if options.kind == "threads":
+        beside.start()
     requests, faults = [], []
     usual_s = 0.005
     begin = time.monotonic()
     with torch.no_grad():
         while (now := time.monotonic()) < begin + options.seconds:
             share = VARIED_SHARE if options.varied else FAULT_SHARE
-            is_faulty = options.fault != "none" and now > begin + CLEAN_S and rng.random() < share
+            if options.fault in SHIFTS:
+                victim.more_products = round(shift_at(options, now - begin) * usual_s / unit_s)
+            is_faulty = options.fault not in ("none", *SHIFTS) and now > begin + CLEAN_S and rng.random() < share
             size: float = PLAIN[options.fault]
             if is_faulty and options.varied:
                 part = rng.choice(SIZES)
@@ -256,6 +289,7 @@ def main() -> None:
                 victim.end_fault()
                 faults.append((start, end))
                 time.sleep(REST_S)
+    over.set()
     spans = {"requests": requests, "faults": faults}
     np.savez(options.truth, pid=os.getpid(), **{key: np.array(value, np.int64).reshape(-1, 2) for key, value in spans.items()})
 

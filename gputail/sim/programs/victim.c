@@ -24,6 +24,8 @@
  *         ptxjit, module, alloc    compiles, loads a module, allocates and frees
  *         backpressure   its stream waits for another one (kind burst: until the queue is full)
  *         noise      a little of everything on the host, which is no reason
+ *         shift8, shift12, shift30   no fault: from half of the time on every request has so many hundredths more work
+ *         ramp       the same, from nothing to 30 hundredths over 3 seconds
  *
  * --varied: each fault takes one of 6, 17 and 45 hundredths of a usual request, and 1 in 8 requests has one.
  */
@@ -60,6 +62,7 @@ static pthread_cond_t side_wanted = PTHREAD_COND_INITIALIZER, side_done = PTHREA
 static const char *side_job; /* what the other thread is to do, NULL for nothing */
 static long long usual_ns;   /* what a request takes: the mean of the first ones */
 static int usual_requests;
+static double shift;	     /* of the usual, what every request has more of by now */
 static double scale;	     /* of the usual, what the next fault is to take; 0 for what cannot be overlooked */
 
 static long long magnitude(long long otherwise_ns)
@@ -201,6 +204,8 @@ static void answer(int more, const char *fault)
 	if (fault && !strcmp(fault, "backpressure"))
 		hold_up();
 	launches(more);
+	if (shift > 0)
+		launch(kernel, shape.blocks, shift * usual_ns, stream);
 	must(cuMemcpyDtoHAsync_v2(output, device_memory, shape.output_bytes, stream), "cuMemcpyDtoHAsync");
 	if (!strcmp(options.kind, "async")) {
 		must(cuEventRecord(done, stream), "cuEventRecord");
@@ -273,6 +278,18 @@ static void prepare(void)
 	}
 }
 
+/* How much more work (of the usual) a program that changes for good has at a time since its beginning. */
+static double shift_at(long long since_ns)
+{
+	double late_s = since_ns / 1e9 - options.seconds / 2;
+
+	if (late_s < 0)
+		return 0;
+	if (!strncmp(options.fault, "shift", 5))
+		return atoi(options.fault + 5) / 100.0;
+	return strcmp(options.fault, "ramp") ? 0 : 0.3 * (late_s < 3 ? late_s / 3 : 1);
+}
+
 int main(int argc, char **argv)
 {
 	static const double sizes[] = {0.06, 0.17, 0.45};
@@ -290,7 +307,10 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	while (now_ns() < end) {
-		int is_faulty = strcmp(options.fault, "none") && now_ns() > begin + CLEAN_S * 1000 * MS;
+		int is_shifting = !strncmp(options.fault, "shift", 5) || !strcmp(options.fault, "ramp");
+		int is_faulty = strcmp(options.fault, "none") && !is_shifting && now_ns() > begin + CLEAN_S * 1000 * MS;
+
+		shift = shift_at(now_ns() - begin);
 
 		is_faulty = is_faulty && random_share(&random) < (options.varied ? VARIED_SHARE : FAULT_SHARE);
 		request(is_faulty, options.varied ? sizes[(int)(3 * random_share(&random))] : 0);
