@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import gt
 
 import numpy as np
@@ -27,7 +28,7 @@ from gputail.requests import Request
 WINDOW = 128  # usual requests that the baseline is made from
 REFRESH_EVERY = 16
 MIN_REQUESTS = 32  # before which nothing is called usual
-OUTLIER_SHARE = 0.1
+OUTLIER_SHARE = 0.07
 OUTLIER_SPREADS = 3.5
 # Where requests vary less than this share of their duration, it is taken for their spread: a clock's granularity.
 LEAST_SPREAD = 0.01
@@ -42,10 +43,12 @@ MEMORY_EVERY_NS = 60_000_000_000 // MEMORY_ROWS
 NEIGHBOURS = 24
 # Requests whose CPU time was within this share of each other ran at the same speed.
 SAME_SPEED = 0.1
+# One that took by this share more than those just before it took it for something else than the CPU's speed.
+OTHER_SPEED = 0.25
 # Of how many usual requests it is told when they ran.
 LATEST = 15
-# How many requests just before one tell the speed that the CPU has now.
-JUST_BEFORE = 9
+# How many requests just before one tell the speed that the CPU has now, and how many how much that varies.
+JUST_BEFORE, AROUND = 3, 21
 
 OF_THE_CPU = (HOST, LAUNCH, OTHER)
 _NEVER = 1 << 62
@@ -112,6 +115,7 @@ class Baseline:
         "usual",
         "_window",
         "_recent",
+        "_cpu_before",
         "_until_refresh",
         "_memory",
         "_least_ns",
@@ -125,6 +129,7 @@ class Baseline:
         self.usual: Usual | None = None
         self._window: deque[_Row] = deque(maxlen=WINDOW)
         self._recent: deque[_Row] = deque(maxlen=REGIME_REQUESTS)
+        self._cpu_before: deque[int] = deque(maxlen=AROUND)  # CPU time of the last requests, ns
         self._until_refresh = MIN_REQUESTS
         self._memory = _Memory()
         # What tells at a glance that a request is usual: its duration, or its CPU time and what it took besides.
@@ -150,9 +155,12 @@ class Baseline:
         if usual is not None and self._may_be_slow(request):
             usual = self._usual_for(request)
             outlier = usual.is_exceeded_by(request)
+            if not outlier:
+                usual, outlier = self._usual_just_before(request, usual)
         if outlier and usual is not None:
             usual = replace(usual, latest=tuple((row[-1] - row[0], row[-1]) for row in list(self._window)[-LATEST:]))
         self._recent.append(row)
+        self._cpu_before.append(row[_CPU[0]] + row[_CPU[1]] + row[_CPU[2]])
         if not outlier:
             self._window.append(row)
             self._memory.add(row)
@@ -171,7 +179,24 @@ class Baseline:
         if any(map(gt, parts, self._part_limits)):
             return True
         duration, cpu = request.duration_ns, parts[HOST] + parts[LAUNCH] + parts[OTHER]
-        return duration > self._least_ns and (cpu > self._known_cpu_ns or duration - cpu > self._besides_limit_ns)
+        if duration <= self._least_ns:
+            return False
+        return cpu > self._known_cpu_ns or duration - cpu > self._besides_limit_ns or cpu > self._level()[1]
+
+    def _level(self) -> tuple[int, int]:
+        """The CPU time (ns) that requests just before took, and up to what one is as slow as they were.
+
+        A CPU that becomes slow stays so for a while: one request of more CPU time than those around it was not slowed by that.
+        """
+        before = sorted(self._cpu_before)
+        if len(before) < JUST_BEFORE:
+            return 0, _NEVER
+        now = sorted(islice(reversed(self._cpu_before), JUST_BEFORE))[JUST_BEFORE // 2]
+        level, quarter = before[len(before) // 2], len(before) // 4
+        spread = (before[-1 - quarter] - before[quarter]) / 2 / 0.6745
+        if now > level:
+            level = now
+        return level, int(level + max(OTHER_SPEED * level, OUTLIER_SPREADS * spread))
 
     def _usual_for(self, request: Request) -> Usual:
         """What is usual for a request that takes as much CPU time as this one."""
@@ -184,11 +209,17 @@ class Baseline:
             return usual
         # Not known to be that slow. If it has just become so, and something else was slow besides, then that is what is
         # peculiar to this request.
-        before = sorted(sum(row[column] for column in _CPU) for row in list(self._recent)[-JUST_BEFORE:])
-        level = before[len(before) // 2] if before else 0
-        slower = usual.on_a_slower_cpu(max(min(level, own) - known, 0))
+        slower = usual.on_a_slower_cpu(max(min(self._level()[0], own) - known, 0))
         besides = sum(max(part - was, 0) for number, (part, was) in enumerate(zip(parts, usual.parts)) if number not in OF_THE_CPU)
         return slower if besides > OUTLIER_SHARE * slower.duration_ns and slower.is_exceeded_by(request) else usual
+
+    def _usual_just_before(self, request: Request, usual: Usual) -> tuple[Usual, bool]:
+        """Against those that ran just before, whether it is an outlier for the CPU time that it took itself."""
+        level, limit = self._level()
+        if sum(request.parts[part] for part in OF_THE_CPU) <= limit:
+            return usual, False
+        then = _usual(self._memory.near(level))
+        return (then, True) if then.is_exceeded_by(request) else (usual, False)
 
     def _refresh(self) -> tuple[int, int] | None:
         """Take up what has become usual; the medians before and after if it is another regime."""

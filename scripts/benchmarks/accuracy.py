@@ -32,8 +32,10 @@ import numpy as np
 from baselines import WAYS
 
 from gputail import traces
-from gputail.events import Batch
+from gputail.baseline import OUTLIER_SHARE
+from gputail.events import Batch, end_ns
 from gputail.pipeline import Pipeline
+from gputail.probes.table import OFF_CPU_CALL
 from gputail.sim.judge import HAS_CULPRIT, RIGHT, SLACK_NS
 from gputail.sim.scenario import Truth, scenario, write_trace
 from gputail.tiers import TIERS
@@ -59,8 +61,9 @@ SHIFTS = ("shift8", "shift12", "shift30", "ramp")
 DECOYS = {"noise+xgemm": {"host_compute", "host_blocked", "memory_alloc"}}
 # On a real GPU faults are put into victims that wait for it: one whose CPU is the bottleneck hides them in what the CPU does.
 ON_GPU = (
-    "gpu+xgemm", "graph+xgemm", "gpu+xcopy", "gside", "gdevsync", "gmorework", "gsleep", "gcompute", "ggil", "galloc", "gptxjit", "gpageable",
-    "ghog", "threads+xgemm", "two+xgemm", "sleep+xgemm", "shift12", "none+xgemm", "gpu", "graph", "devsync", "async+xgemm", "none",
+    "gpu+xgemm", "graph+xgemm", "gpu+xcopy", "gside", "gdevsync", "gmorework", "gsleep", "gcompute", "ggil", "galloc", "gptxjit",
+    "gpageable", "ghog", "threads+xgemm", "two+xgemm", "sleep+xgemm", "shift12", "none+xgemm", "gpu", "graph", "devsync", "async+xgemm",
+    "none",
 )  # fmt: skip
 LABELS = (*CAUSES, *TWINS, *DECOYS, *COMPOUNDS, *SHIFTS, "none", "gpu", "async")
 # A clean request is compared with this many around it, since CPUs change their speed for seconds.
@@ -104,10 +107,11 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
     kind = truth.label.rpartition("+")[2]
     right = RIGHT.get(kind, frozenset())
     begin, end = truth.requests[:, 0], truth.requests[:, 1]
+    took = driver_spans(calls, truth)
     injected = np.zeros(len(begin), bool)
     for first, last in np.concatenate([truth.faults, truth.bursts]):
         injected |= (begin < last) & (end > first)
-    cost = (end - begin) / usual_around(end - begin, injected) - 1
+    cost = took / usual_around(took, injected) - 1
     if truth.label in SHIFTS:
         into.after_shift += sum(record["outlier"] for record in mine if record["start_ns"] > begin[len(begin) // 2])
     if truth.label in COMPOUNDS:
@@ -127,7 +131,8 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
         cause = worst["cause"] if worst and worst["cause"] != "unknown" else ""
         if not injected[number]:
             into.clean += 1
-            into.blamed[cause] += bool(cause)
+            # What the thread itself was slower for by then (its CPU, most of all) is host_compute, and no false blame.
+            into.blamed[cause] += bool(cause) and not (cause == "host_compute" and cost[number] >= OUTLIER_SHARE - 0.01)
             continue
         if cost[number] < DOSES["small"]:
             into.unhurt[cause] += bool(cause)
@@ -139,6 +144,18 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
             into.named += any(c["cause"] in right and c["culprit_pid"] == truth.aggressor for c in worst["contributions"])
             unknown = sum(c["ns"] for c in worst["contributions"] if c["cause"] == "unknown")
             into.explained.append(1 - unknown / max(worst["excess_ns"], 1))
+
+
+def driver_spans(calls: np.ndarray, truth: Truth) -> np.ndarray:
+    """From each request's first driver call to its last return (ns): what came before is not the GPU's."""
+    mine = calls[(calls["tid"] == truth.victim) & (calls["call"] < OFF_CPU_CALL)]
+    start, end = mine["start_ns"].astype(np.int64), end_ns(mine).astype(np.int64)
+    spans = np.zeros(len(truth.requests), np.int64)
+    for number, (begin, until) in enumerate(truth.requests):
+        first, stop = np.searchsorted(end, begin), np.searchsorted(end, until, side="right")
+        if stop > first:
+            spans[number] = end[stop - 1] - max(start[first], begin)
+    return spans
 
 
 def usual_around(durations: np.ndarray, injected: np.ndarray) -> np.ndarray:

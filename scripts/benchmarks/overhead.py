@@ -2,7 +2,7 @@
 
 Each workload runs alone, the tracer beside it on another CPU. First the tiers in turn, a window without probes between any two,
 and then the default budget, whose windows are as long as the governor's tick. Printed for each tier are, over pairs of a traced
-window and the untraced one before it: the change of the median request (median and quartiles), that of the 99th percentile of
+window and the untraced one before it: the change of the median request (median, its 95% confidence interval by bootstrap, quartiles), that of the 99th percentile of
 all traced requests against all untraced ones, and of requests a second; calls a second as recorded; and the governor's estimate.
 
 On the simulated driver, or with --gpu on a real one (PyTorch must be importable by `python3`).
@@ -34,7 +34,7 @@ WORKLOADS = {"cpu": "eager, CPU-bound", "gpu": "eager, GPU-bound", "graph": "CUD
 SIMULATED = ("cpu", "gpu", "graph")
 FIXED = TIERS[:3]
 BUDGET = "budget"
-WINDOW_S, GOVERNED_S, REST_S = 0.4, 1.2, 0.5
+WINDOW_S, GOVERNED_S, REST_S = 0.25, 1.2, 0.5
 SETTLE_S = 12.0
 DEFAULT_BUDGET = 0.01
 
@@ -155,11 +155,16 @@ def figures(windows: Windows, requests: np.ndarray) -> dict[str, float]:
         traced.append(inside[0])
         plain.append(inside[1])
     low, middle, high = np.percentile(changes, (25, 50, 75))
+    drawn = np.random.default_rng(1).choice(changes, (2000, len(changes)))
+    surely = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     tails = [np.percentile(np.concatenate(some), 99) for some in (traced, plain)]
     seconds = sum(until - begin for begin, until in windows.traced) / 1e9
     estimate = 100 * float(np.mean(windows.estimate)) if windows.estimate else float("nan")
     return {
-        "pairs": len(changes), "median": middle, "low": low, "high": high, "p99": 100 * (tails[0] / tails[1] - 1),
+        "pairs": len(changes), "median": middle, "low": low,
+        "high": high,
+        "from": float(surely[0]),
+        "to": float(surely[1]), "p99": 100 * (tails[0] / tails[1] - 1),
         "throughput": float(np.median(rates)), "events_per_s": windows.events / seconds, "estimate": estimate, "lost": windows.lost,
         "request_ms": float(np.median(np.concatenate(plain))) / 1e6,
     }  # fmt: skip
@@ -179,8 +184,11 @@ def main() -> int:
     if unknown := (set(workloads) - set(known)) | (set(tiers) - {*FIXED, BUDGET}):
         parser.error(f"no such workload or tier: {', '.join(sorted(unknown))}")
     if not options.json:
-        heads = ("request", "pairs", "median", "quartiles", "p99", "throughput", "calls/s", "estimate", "lost")
-        print(f"{'workload':20}{'tier':8}" + "".join(f"{head:>{16 if head == 'quartiles' else 11}}" for head in heads), flush=True)
+        heads = ("request", "pairs", "median", "95% sure", "quartiles", "p99", "throughput", "calls/s", "estimate", "lost")
+        print(
+            f"{'workload':20}{'tier':8}" + "".join(f"{head:>{18 if head in ('95% sure', 'quartiles') else 11}}" for head in heads),
+            flush=True,
+        )
     for kind in workloads:
         found, requests = measure(kind, options.pairs, tiers, options.gpu)
         for tier, windows in found.items():
@@ -189,9 +197,10 @@ def main() -> int:
                 print(json.dumps({"workload": kind, "tier": tier, **f, "tiers": windows.tiers}), flush=True)
                 continue
             quartiles = f"{f['low']:+.2f} to {f['high']:+.2f}%"
-            cells = (f"{f['request_ms']:.2f} ms", f"{f['pairs']}", f"{f['median']:+.2f}%", quartiles, f"{f['p99']:+.1f}%",
+            sure = f"{f['from']:+.2f} to {f['to']:+.2f}%"
+            cells = (f"{f['request_ms']:.2f} ms", f"{f['pairs']}", f"{f['median']:+.2f}%", sure, quartiles, f"{f['p99']:+.1f}%",
                      f"{f['throughput']:+.2f}%", f"{f['events_per_s']:.0f}", f"{f['estimate']:.2f}%", f"{f['lost']}")  # fmt: skip
-            text = "".join(f"{cell:>{16 if number == 3 else 11}}" for number, cell in enumerate(cells))
+            text = "".join(f"{cell:>{18 if number in (3, 4) else 11}}" for number, cell in enumerate(cells))
             at = f"  {windows.tiers}" if tier == BUDGET else ""
             print(f"{WORKLOADS[kind]:20}{tier:8}{text}{at}", flush=True)
     return 0

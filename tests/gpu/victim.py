@@ -38,11 +38,13 @@ PAGEABLE_BYTES = 192 << 20
 MORE = 48
 COPY_BYTES = 192 << 20
 LOOP = 2000
+GPU_BATCH = 224  # so large that the GPU, not the program, is what requests wait for
 # What a fault takes where it is not varied, as its size: products, bytes, seconds, instructions, pairs of calls.
 PLAIN = {
     "none": 0, "gside": 64, "gdevsync": 64, "devsync": 64, "pageable": PAGEABLE_BYTES, "gil": 0.03, "ptxjit": 1500, "alloc": 4,
     "morework": MORE, "compute": 0.005, "sleep": 0.005, "shift8": 0.08, "shift12": 0.12, "shift30": 0.3, "ramp": 0.3,
 }  # fmt: skip
+PINNED = ("async", "gpu", "threads")  # kinds whose inputs need not be copied by the CPU
 BESIDE = ("gside", "gdevsync", "devsync")
 SHIFTS = ("shift8", "shift12", "shift30", "ramp")
 
@@ -55,12 +57,13 @@ class Victim:
 
         self.torch, self.kind, self.fault = torch, kind, fault
         # Batch and width make the CPU-bound one launch for most of its time, and the others wait for the GPU.
-        batch, width, layers = (4, 512, 12) if kind in ("cpu", "async") else (64, 1024, 8)
+        batch, width, layers = (4, 512, 12) if kind in ("cpu", "async") else (64 if kind == "graph" else GPU_BATCH, 1024, 8)
         layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
         self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).half().cuda().train()
         self.inputs = [torch.randn((batch, 64, width)).half() for _ in range(4)]
-        if kind == "async":
+        if kind in PINNED:
             self.inputs = [x.pin_memory() for x in self.inputs]
+        if kind == "async":
             self.output = torch.empty((batch, width), dtype=torch.half).pin_memory()
             self.done = torch.cuda.Event()
         if kind == "copy":
@@ -143,9 +146,6 @@ class Victim:
         self.next += 1
         if fault == "pageable":
             self._upload(size)
-        elif fault == "gil":
-            self.thread = threading.Thread(target=_compute, args=(size,))
-            self.thread.start()
         if self.kind == "loop":
             for _ in range(LOOP):
                 self.small.add_(1)
@@ -156,9 +156,12 @@ class Victim:
         if self.graph:
             self.x.copy_(x)
         else:
-            x = x.to("cuda", non_blocking=self.kind == "async")
+            x = x.to("cuda", non_blocking=self.kind in PINNED)
         if fault in ("gdevsync", "devsync"):
             self.torch.cuda.synchronize()
+        elif fault == "gil":
+            self.thread = threading.Thread(target=_compute, args=(size,))
+            self.thread.start()
         elif fault == "ptxjit":
             self._compile(size)
         elif fault == "alloc":
@@ -228,16 +231,14 @@ def shift_at(options: argparse.Namespace, since_s: float) -> float:
     return PLAIN[options.fault] * (min(late_s / 3, 1) if options.fault == "ramp" else 1)
 
 
-def answer_beside(kind: str, over: threading.Event) -> None:
+def answer_beside(beside: Victim, over: threading.Event) -> None:
     """Another thread's requests, until that is over."""
     import torch
 
-    with torch.cuda.stream(torch.cuda.Stream()):
-        beside = Victim(kind, "none")
-        with torch.no_grad():
-            while not over.is_set():
-                beside.answer("none", 0)
-                time.sleep(REST_S)
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        while not over.is_set():
+            beside.answer("none", 0)
+            time.sleep(REST_S)
 
 
 def main() -> None:
@@ -255,12 +256,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     if options.cpu is not None:
-        os.sched_setaffinity(0, {options.cpu})
+        os.sched_setaffinity(0, {options.cpu, options.cpu + 1} if options.kind == "threads" else {options.cpu})
     victim = Victim(options.kind, options.fault)
     unit_s = victim.calibrate()
     rng = random.Random(options.seed)
     over = threading.Event()
-    beside = threading.Thread(target=answer_beside, args=("gpu", over), daemon=True)
+    beside = threading.Thread(target=answer_beside, args=(Victim("graph", "none") if options.kind == "threads" else victim, over))
     print("ready", flush=True)
     sys.stdin.readline()
     if options.kind == "threads":
@@ -290,6 +291,8 @@ def main() -> None:
                 faults.append((start, end))
                 time.sleep(REST_S)
     over.set()
+    if beside.ident:
+        beside.join()
     spans = {"requests": requests, "faults": faults}
     np.savez(options.truth, pid=os.getpid(), **{key: np.array(value, np.int64).reshape(-1, 2) for key, value in spans.items()})
 

@@ -48,8 +48,9 @@ def tallied(causes: dict[int, str], label: str = "gpu+xgemm") -> accuracy.Tally:
 
 
 def rows() -> np.ndarray:
-    """A launch of the aggressor in each burst, and the victim's in each request."""
-    spans = [(VICTIM, start) for start, _ in truth().requests.tolist()] + [(AGGRESSOR, start) for start, _ in truth().bursts.tolist()]
+    """A launch of the aggressor in each burst, and the victim's first and last in each request."""
+    spans = [(VICTIM, at) for start, end in truth().requests.tolist() for at in (start, end - 5000)]
+    spans = sorted(spans + [(AGGRESSOR, start) for start, _ in truth().bursts.tolist()], key=lambda span: span[1])
     calls = np.zeros(len(spans), events.CALL)
     calls["call"] = BY_SYMBOL["cuLaunchKernel"].number
     calls["tgid"] = calls["tid"] = [pid for pid, _ in spans]
@@ -64,6 +65,27 @@ def test_requests_count_in_the_dose_that_the_fault_really_cost() -> None:
     assert [one.right(dose) for dose in accuracy.DOSES] == [1, 1, 1]
     assert one.unhurt == {"foreign_kernel": 1}
     assert (one.requests, one.one_to_one, one.clean, one.named) == (100, 100, 96, 3)
+
+
+def test_what_came_before_the_first_driver_call_cost_the_request_nothing() -> None:
+    late = rows()
+    begin, end = truth().requests[50]
+    first = np.flatnonzero((late["tid"] == VICTIM) & (late["start_ns"] == begin))
+    late["start_ns"][first] += 4 * MS
+    spans = accuracy.driver_spans(late, truth())
+    assert spans[50] == end - begin - 4 * MS and spans[49] == 10 * MS
+
+
+def test_a_clean_request_that_was_slow_by_its_own_cpu_is_not_blamed_for_saying_so() -> None:
+    slow = truth()
+    slow.requests[60, 1] += 3 * MS
+    calls = rows()
+    calls["start_ns"][(calls["tid"] == VICTIM) & (calls["start_ns"] == slow.requests[60, 1] - 3 * MS - 5000)] += 3 * MS
+    flagged = records({60: "host_compute", 61: "host_compute"})
+    flagged[60]["end_ns"] += 3 * MS
+    one = accuracy.Tally("gpu+xgemm")
+    accuracy.tally(one, flagged, slow, calls)
+    assert +one.blamed == {"host_compute": 1}
 
 
 def test_silence_and_wrong_causes_are_told_apart() -> None:
