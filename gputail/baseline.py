@@ -115,6 +115,8 @@ class Baseline:
         "usual",
         "_window",
         "_recent",
+        "_flagged",
+        "_slow_since_ns",
         "_cpu_before",
         "_until_refresh",
         "_memory",
@@ -129,6 +131,8 @@ class Baseline:
         self.usual: Usual | None = None
         self._window: deque[_Row] = deque(maxlen=WINDOW)
         self._recent: deque[_Row] = deque(maxlen=REGIME_REQUESTS)
+        self._flagged: deque[bool] = deque(maxlen=REGIME_REQUESTS)  # which of those were outliers
+        self._slow_since_ns: int | None = None  # since when most of them are
         self._cpu_before: deque[int] = deque(maxlen=AROUND)  # CPU time of the last requests, ns
         self._until_refresh = MIN_REQUESTS
         self._memory = _Memory()
@@ -160,6 +164,7 @@ class Baseline:
         if outlier and usual is not None:
             usual = replace(usual, latest=tuple((row[-1] - row[0], row[-1]) for row in list(self._window)[-LATEST:]))
         self._recent.append(row)
+        self._flagged.append(outlier)
         self._cpu_before.append(row[_CPU[0]] + row[_CPU[1]] + row[_CPU[2]])
         if not outlier:
             self._window.append(row)
@@ -173,6 +178,18 @@ class Baseline:
                 usual = replace(self._usual_for(request), latest=usual.latest if usual else ())
                 outlier = usual.is_exceeded_by(request)
         return outlier, usual, shift
+
+    def _is_all_slow(self, now_ns: int) -> bool:
+        """Whether most requests have been outliers for so long that they are what is usual, announced or not.
+
+        A program that wanders between levels which it has been at before comes to no other regime, and yet may have left what is
+        remembered of it.
+        """
+        if 2 * sum(self._flagged) <= len(self._flagged):
+            self._slow_since_ns = None
+        elif self._slow_since_ns is None:
+            self._slow_since_ns = now_ns
+        return self._slow_since_ns is not None and now_ns - self._slow_since_ns >= REGIME_NS
 
     def _may_be_slow(self, request: Request) -> bool:
         parts = request.parts
@@ -228,12 +245,14 @@ class Baseline:
             recent = np.array(self._recent, np.int64)
             now = _usual(recent[:, :-1])
             shift = self._regime.moved(now.duration_ns, self._memory.spread_ns(), int(recent[0, -1]), int(recent[-1, -1]))
-            if shift is not None:
+            if shift is not None or self._is_all_slow(int(recent[-1, -1])):
                 self._window.clear()
                 self._window.extend(self._recent)
                 for row in self._recent:
                     self._memory.add(row, always=True)
                 self._recent.clear()
+                self._flagged.clear()
+                self._slow_since_ns = None
         if len(self._window) >= MIN_REQUESTS:
             # A window changed by nothing but outliers gives what it gave before.
             usual = self.usual = _usual(np.array(self._window, np.int64)[:, :-1])

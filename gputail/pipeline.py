@@ -32,6 +32,7 @@ VERDICT_DELAY_NS = 400_000_000
 # Larger batches are taken in parts, which keeps the columns worked on in the caches.
 MAX_ROWS = 65536
 MAX_WORKLOADS = 512
+MAX_BASELINES = 32  # of one workload: tiers of probes, and threads
 MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64
@@ -52,6 +53,8 @@ class _Workload:
         "shape",
         "histogram",
         "state",
+        "_tid",
+        "_has_threads",
         "_baselines",
         "requests",
         "incomplete",
@@ -68,28 +71,49 @@ class _Workload:
         self.name, self.tgid, self.shape, self.first_start_ns = name, tgid, shape, first_start_ns
         self.histogram, self.trend = Histogram(), Trend()
         self.state = FULL  # of the probes at its last request
-        self._baselines: dict[int, tuple[Baseline, int]] = {}  # and the end of the last request judged by it, by state
+        self._tid: int | None = None  # of its last request
+        self._has_threads = False  # whether more than one has answered
+        # by state and thread, the longest unused first; with each the end of the last request judged by it
+        self._baselines: dict[tuple[int, int], tuple[Baseline, int]] = {}
         self.recent: deque[RequestRecord] = deque(maxlen=RECENT_OF_WORKLOAD)  # outliers
         self.requests = self.incomplete = self.last_end_ns = 0
         self.outliers: dict[str, int] = {}
         self.excess_ns: dict[str, int] = {}
         self.fresh: list[int] = []  # durations not yet in the histogram
 
-    def baseline(self, request: Request) -> Baseline:
-        """What is usual while the probes see as much as they did of this request: budgets differ with that.
+    def judge(self, request: Request) -> tuple[bool, Usual | None, tuple[int, int] | None]:
+        """What the baseline says of it: its thread's, or, while that has not learned enough, that of all threads.
+
+        Threads of one process may answer requests that look alike and are of different sizes.
+        """
+        self.state = request.state
+        if request.tid != self._tid:
+            self._tid, self._has_threads = request.tid, self._tid is not None
+        common = self._baseline(request, 0)
+        if not self._has_threads:
+            return common.judge(request)
+        own = self._baseline(request, request.tid)
+        learned = own.usual is not None
+        judged = own.judge(request)
+        return judged if learned else common.judge(request)
+
+    def _baseline(self, request: Request, tid: int) -> Baseline:
+        """What is usual for a thread (0: for all) while the probes see as much as they did of this request: budgets differ with that.
 
         What was usual too long ago is not any more.
         """
-        self.state = request.state
-        known, last_ns = self._baselines.get(request.state, (None, 0))
+        key = request.state, tid
+        known, last_ns = self._baselines.pop(key, (None, 0))
         if known is None or request.end_ns - last_ns > FORGET_BASELINE_NS:
             known = Baseline()
-        self._baselines[request.state] = known, request.end_ns
+        self._baselines[key] = known, request.end_ns
+        if len(self._baselines) > MAX_BASELINES:
+            del self._baselines[next(iter(self._baselines))]
         return known
 
     @property
     def usual_ns(self) -> int | None:
-        known = self._baselines.get(self.state)
+        known = self._baselines.get((self.state, 0))
         return known[0].usual.duration_ns if known and known[0].usual else None
 
     def count_fresh(self) -> None:
@@ -225,7 +249,7 @@ class Pipeline:
             workload = self._workload(request)
             if self._gaps and any(request.start_ns <= end and start <= end_ns for start, end in self._gaps):
                 request.incomplete = True
-            outlier, usual, shift = workload.baseline(request).judge(request)
+            outlier, usual, shift = workload.judge(request)
             if shift is not None:
                 self._regimes.append(RegimeChange(workload.name, end_ns, *shift))
             if release_ns >= workload.trend.end_ns:

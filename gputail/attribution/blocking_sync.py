@@ -13,6 +13,7 @@ CAUSE = "blocking_sync"
 _DEVICE_WIDE = np.zeros(NUMBERS, bool)
 _DEVICE_WIDE[[function.number for function in table.FUNCTIONS if function.waits_for == "device"]] = True
 DEFAULT_STREAM = 0
+LATEST = 5  # usual requests that tell whether such waits are usual
 
 
 def claims(case: Case) -> list[Claim]:
@@ -24,6 +25,8 @@ def claims(case: Case) -> list[Claim]:
     wide = case.own[_DEVICE_WIDE[case.own["call"]]]
     if len(wide) and case.siblings:
         return _claim(case, wide, case.siblings, "")
+    if len(wide) and not case.request.are_launches_seen:
+        return _claim_unseen(case, wide)
     blocking = [work for work in case.siblings if case.streams.is_blocking(work.tgid, work.stream)]
     if not blocking:
         return []
@@ -34,6 +37,19 @@ def claims(case: Case) -> list[Claim]:
         return []
     waits = case.own[on_default & ((kind == C_SYNC) | ((kind >= C_HTOD) & (kind <= C_COPY)))]
     return _claim(case, waits, blocking, " on the default stream") if len(waits) else []
+
+
+def _claim_unseen(case: Case, wide: np.ndarray) -> list[Claim]:
+    """Where launches are not seen: such waits that usual requests do not have, for as long as all its waits took longer than usual.
+
+    A request that waits for its own work in the middle has less of it to wait for at the end.
+    """
+    if any(_DEVICE_WIDE[rows["call"]].any() for rows in case.latest_usual(LATEST)):
+        return []
+    longest = wide[np.argmax(wide["duration_ns"])]
+    ns = min(int(wide["duration_ns"].sum()), case.waiting_left)
+    name = table.BY_NUMBER[int(longest["call"])].name
+    return [Claim(CAUSE, ns, True, None, f"{name} waited for other streams (launches not seen)")]
 
 
 def _claim(case: Case, waits: np.ndarray, work: list, where: str) -> list[Claim]:

@@ -2,8 +2,9 @@
 
 Each workload runs alone, the tracer beside it on another CPU. First the tiers in turn, a window without probes between any two,
 and then the default budget, whose windows are as long as the governor's tick. Printed for each tier are, over pairs of a traced
-window and the untraced one before it: the change of the median request (median, its 95% confidence interval by bootstrap, quartiles), that of the 99th percentile of
-all traced requests against all untraced ones, and of requests a second; calls a second as recorded; and the governor's estimate.
+window and the untraced one before it: the change of the median request (median, its 95% confidence interval by bootstrap, and
+quartiles), that of the 99th percentile of all traced requests against all untraced ones, and of requests a second; calls a second
+as recorded; and the governor's estimate.
 
 On the simulated driver, or with --gpu on a real one (PyTorch must be importable by `python3`).
 

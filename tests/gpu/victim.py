@@ -71,6 +71,8 @@ class Victim:
             self.target = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
         self.small = torch.zeros(1024, device="cuda")
         self.batch, self.more = batch, torch.randn((batch * (MORE if kind == "cpu" else 2), 64, width)).half()
+        if kind in PINNED:
+            self.more = self.more.pin_memory()
         self.big = torch.randn(PAGEABLE_BYTES // 4) if fault == "pageable" else None
         self.big_on_gpu = torch.empty(PAGEABLE_BYTES // 4, device="cuda") if fault == "pageable" else None
         self.side = torch.randn((4096, 4096), dtype=torch.half, device="cuda") if fault in (*BESIDE, *SHIFTS) else None

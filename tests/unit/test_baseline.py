@@ -158,6 +158,14 @@ def test_a_ramp_is_a_few_regime_changes_and_no_stream_of_outliers() -> None:
     assert sum(outliers) < 20
 
 
+def test_what_is_all_slow_for_long_becomes_usual_even_if_it_is_no_other_regime() -> None:
+    baseline = Baseline()
+    judged(noisy(400, 5 * MS), baseline)
+    baseline._regime._median_ns = int(6.3 * MS)  # it came from there, by a way on which each step was too small to tell
+    outliers, shifts = judged(noisy(1000, int(6.5 * MS)), baseline, first=400)
+    assert shifts == [] and sum(outliers) > 64 and sum(outliers[300:]) == 0
+
+
 def test_one_spike_is_no_regime_change() -> None:
     outliers, shifts = judged(noisy(600, 5 * MS) + [50 * MS] + noisy(600, 5 * MS, seed=2))
     assert shifts == [] and sum(outliers) == 1
