@@ -18,6 +18,7 @@ from gputail.probes.table import BY_NUMBER, BY_SYMBOL, OFF_CPU_CALL, is_per_thre
 from gputail.probes.tracer import TraceOptions, Tracer
 from gputail.sim.build import build
 from gputail.sim.caller import Caller
+from gputail.tiers import FULL, LAUNCH
 
 PER_THREAD_STREAM = 2
 
@@ -258,6 +259,29 @@ def test_calls_left_by_longjmp_are_counted_and_pair_with_nothing(trace_only, sta
     assert len(trace.calls("cuEventQuery", caller.pid)) == 23
     assert len(waits) == 1
     assert trace.lost("entry_orphaned") == 20000
+
+
+@pytest.mark.parametrize("tier", [LAUNCH, FULL])
+def test_a_program_whose_system_calls_are_filtered_lives_and_ends_as_it_would_untraced(start, tier):
+    caller = start()
+    library = str(build().libraries / "libcuda.so.1")
+    tracer = Tracer(TraceOptions(libraries=(library,), off_cpu=False, tier=tier))
+    try:
+        ended = caller.do("seccomp cuEventQuery 1000 0")
+        batches = [tracer.poll(), tracer.finish()]
+    finally:
+        tracer.close()
+    rows = np.concatenate([batch.calls for batch in batches])
+    assert (ended["status"], ended["signal"]) == (7, 0)
+    assert int(((rows["tgid"] == ended["pid"]) & (rows["call"] == BY_SYMBOL["cuEventQuery"].number)).sum()) == 1000
+
+
+def test_calls_on_stacks_that_a_thread_switches_between_are_each_counted_once(trace_only, start):
+    caller = start()
+    trace = trace_only(caller)
+    assert caller.do("fibers 7 cuStreamSynchronize 100 0")["made"] == 700
+    assert len(trace.calls("cuStreamSynchronize", caller.pid)) == 700
+    assert trace.lost("entry_orphaned") == trace.lost("return_orphaned") == 0
 
 
 def test_threads_that_end_inside_a_call_are_counted(trace_only, start):

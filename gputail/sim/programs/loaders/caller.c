@@ -10,6 +10,8 @@
  *   nest N NS OUTER ARG... / INNER ARG...   N calls of OUTER, each computing for NS and then calling INNER inside
  *   longjmp SYMBOL N ARG...            N calls, each left by longjmp before it returns
  *   threadexit T SYMBOL ARG...         T threads, each ending inside its call
+ *   seccomp SYMBOL N ARG...            N calls in a forked child that the kernel kills for any system call but read, write and exit
+ *   fibers F SYMBOL N ARG...           N calls on each of F stacks that one thread switches between after every call
  *   hold SYMBOL 1 ARG... / release     a thread stays inside a call until `release`
  *   new NAME HEX | get NAME            set or read a variable
  *   quit
@@ -23,15 +25,18 @@
 #include "cuda_types.h"
 
 #include <dlfcn.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 enum { ARGS = 12, TOKENS = 48, VARIABLES = 64, LIBRARIES = 8, THREADS = 256 };
@@ -387,6 +392,65 @@ static void do_fork(char **tokens)
 	print_answer(&request, outcomes, count);
 }
 
+/* The answer is the child's pid and how it ended: 7 as its exit status where it lived to the end. */
+static void do_seccomp(char **tokens)
+{
+	struct request request;
+	int status;
+	pid_t child;
+
+	if (!read_repeated(&request, tokens))
+		return;
+	child = fork();
+	if (child == 0) {
+		if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT))
+			_exit(1);
+		for (; request.times; request.times--)
+			call_once(&request);
+		syscall(SYS_exit, 7); /* exit_group, which _exit makes, is not allowed */
+	}
+	waitpid(child, &status, 0);
+	printf("{\"pid\": %d, \"status\": %d, \"signal\": %d}\n", child, WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+	       WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+}
+
+enum { FIBERS = 16, STACK_BYTES = 64 << 10 };
+static ucontext_t fibers[FIBERS], between;
+static const struct request *of_fibers;
+
+static void fiber(int number)
+{
+	long i;
+
+	for (i = 0; i < of_fibers->times; i++) {
+		call_once(of_fibers);
+		swapcontext(&fibers[number], &between);
+	}
+}
+
+static void do_fibers(char **tokens)
+{
+	long count = tokens[0] ? number(tokens[0]) : 0, i, round;
+	struct request request;
+
+	if (count < 1 || count > FIBERS)
+		problem = "a wrong number of fibers";
+	if (problem || !read_repeated(&request, tokens + 1))
+		return;
+	of_fibers = &request;
+	for (i = 0; i < count; i++) {
+		getcontext(&fibers[i]);
+		fibers[i].uc_stack.ss_sp = malloc(STACK_BYTES);
+		fibers[i].uc_stack.ss_size = STACK_BYTES;
+		fibers[i].uc_link = &between;
+		makecontext(&fibers[i], (void (*)(void))fiber, 1, (int)i);
+	}
+	for (round = 0; round < request.times; round++)
+		for (i = 0; i < count; i++)
+			swapcontext(&between, &fibers[i]);
+	printf("{\"pid\": %d, \"made\": %ld}\n", getpid(), count * request.times);
+}
+
 /* The child's answer is the answer. */
 static void do_exec(char **tokens)
 {
@@ -604,6 +668,7 @@ static const struct {
 } verbs[] = {
 	{"load", do_load}, {"call", do_call},		{"threads", do_threads},       {"fork", do_fork}, {"exec", do_exec},	   {"nest", do_nest},
 	{"new", do_new},   {"longjmp", do_longjmp}, {"threadexit", do_threadexit}, {"hold", do_hold}, {"release", do_release}, {"get", do_get},
+	{"seccomp", do_seccomp}, {"fibers", do_fibers},
 };
 
 static void act(char **tokens)
