@@ -15,6 +15,7 @@ import numpy as np
 
 from gputail import attribution, events
 from gputail.baseline import Baseline, RegimeChange, Usual
+from gputail.communicators import Communicators
 from gputail.histogram import BUCKETS, Histogram, bucket_of
 from gputail.history import History
 from gputail.names import Names
@@ -131,6 +132,7 @@ class Pipeline:
         self._history = History()
         self._names = Names()
         self._streams = Streams()
+        self._communicators = Communicators()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
         self._released: list[tuple[int, int, int, Request]] = []
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
@@ -158,6 +160,7 @@ class Pipeline:
         if len(calls):
             self._history.add(calls)
             self._streams.learn(calls)
+            self._communicators.learn(calls)
             self._count_calls(calls)
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
         self._take(self._requests.feed(calls, self._watermark_ns), self._watermark_ns)
@@ -214,6 +217,8 @@ class Pipeline:
             lost=dict(self._lost),
             recent_outliers=tuple(self._outliers),
             regime_changes=tuple(self._regimes),
+            communicators=self._communicators.views(self._watermark_ns),
+            drifts=tuple(self._communicators.drifts),
             health=health or Health(),
         )
 
@@ -284,7 +289,9 @@ class Pipeline:
         tier = TIERS[request.tier]
         if usual is None:
             return RequestRecord(*common, False, request.parts, tier=tier)
-        verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams)
+        verdict = attribution.attribute(
+            request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams, self._communicators
+        )
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns

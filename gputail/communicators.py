@@ -1,0 +1,498 @@
+"""NCCL communicators: which ranks of them are traced here, and when each rank came to each of their collectives.
+
+In: CALL rows. Out: *rounds* (the n-th collective of one function on every rank is the same round, as NCCL requires), what
+does not finish, and lasting shifts of one rank's lateness (drift.py). Whom a slow request blames for it is left to
+attribution/collective_wait.py.
+
+A rank *comes* to a collective with the call that enqueues it, or, in a group, with the ncclGroupEnd that does. What is
+captured into a graph is enqueued with every launch of that graph; where the graph's making was not seen, that is invisible.
+Sends and receives are between two ranks and no rounds. All is bounded, since traced processes make it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gputail.budget import BLOCKS, C_QUERY, CLASS_OF_CALL, WAIT_OF_CALL
+from gputail.drift import Drift, Lateness
+from gputail.events import AFTER_GAP
+from gputail.probes import table
+
+MAX_COMMUNICATORS = 256
+MAX_MEMBERS = 128  # of one communicator, traced here
+MAX_HANDLES = 4096
+MAX_GRAPHS = 4096
+MAX_THREADS = 4096  # with a group or a capture open
+KEPT = 512  # entries of one function that are remembered of a rank
+MAX_PENDING = 1024  # collectives in one group
+MAX_SPLITS = 8  # that not every rank has made yet
+MAX_OPEN = 512  # rounds that not every rank has come to yet
+# A collective that has not finished for so long is shown.
+OPEN_NS = 1_000_000_000
+_64_BITS = (1 << 64) - 1
+IN_PROGRESS = 7  # ncclInProgress: a communicator made in the background
+GRAPH_LAUNCH = 8  # stands for the function of collectives that come out of a graph
+
+_NUMBER = {function.name: function.number for function in table.FUNCTIONS}
+_MAKES = frozenset(_NUMBER[name] for name in _NUMBER if name.startswith("ncclCommInit")) | {table.MEMBER_CALL}
+_ENDS = frozenset((_NUMBER["ncclCommDestroy"], _NUMBER["ncclCommAbort"]))
+_SPLIT = _NUMBER["ncclCommSplit"]
+_GROUP_START, _GROUP_END = _NUMBER["ncclGroupStart"], _NUMBER["ncclGroupEnd"]
+_CAPTURE_END = _NUMBER["cuStreamEndCapture"]
+_CAPTURE_BEGINS = frozenset(number for name, number in _NUMBER.items() if name.startswith("cuStreamBeginCapture"))
+_INSTANTIATES = frozenset(number for name, number in _NUMBER.items() if name.startswith("cuGraphInstantiate"))
+_POINT_TO_POINT = frozenset((_NUMBER["ncclSend"], _NUMBER["ncclRecv"]))
+COLLECTIVES = frozenset(f.number for f in table.FUNCTIONS if f.category == table.COLLECTIVE) - _POINT_TO_POINT
+_MATTERS = np.zeros(65536, bool)
+_MATTERS[
+    list(_MAKES | _ENDS | _CAPTURE_BEGINS | _INSTANTIATES | COLLECTIVES | {_SPLIT, _GROUP_START, _GROUP_END, _CAPTURE_END, GRAPH_LAUNCH})
+] = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rank came (ns) to a collective; the call that brought it returned at `end_ns`."""
+
+    come_ns: int
+    end_ns: int
+    tid: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One collective: who came and when. `mine` and `entry` are the asking rank's; `others` has those of the others that came."""
+
+    communicator: Communicator
+    function: int
+    number: int
+    mine: Member
+    entry: Entry
+    others: dict[Member, Entry]
+
+    @property
+    def last(self) -> Member | None:
+        """Who of the others came last, if after this rank; None where it came last itself, or nobody else is traced."""
+        late = max(self.others, key=lambda member: self.others[member].come_ns, default=None)
+        return late if late is not None and self.others[late].come_ns > self.entry.come_ns else None
+
+    @property
+    def late_ns(self) -> int:
+        """By how much the last to come was later than the one before."""
+        times = sorted((self.entry.come_ns, *(entry.come_ns for entry in self.others.values())))
+        return times[-1] - times[-2] if len(times) > 1 else 0
+
+
+class Sequence:
+    """A rank's entries of one function, in order; the last KEPT of them."""
+
+    __slots__ = ("count", "entries")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.entries: deque[Entry] = deque(maxlen=KEPT)
+
+    def add(self, entry: Entry) -> None:
+        self.count += 1
+        self.entries.append(entry)
+
+    def at(self, number: int) -> Entry | None:
+        """The entry of that number, from 0; None where it has not come or is forgotten."""
+        index = number - self.count + len(self.entries)
+        return self.entries[index] if 0 <= index < len(self.entries) else None
+
+
+@dataclass(eq=False)
+class Member:
+    """A rank that is traced here; rank None: it followed from a split not all of whose ranks are traced."""
+
+    communicator: Communicator
+    tgid: int
+    handle: int
+    rank: int | None
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    collectives: int = 0
+    captured: int = 0  # calls that went into a graph instead
+    replayed: int = 0  # launches of such a graph
+    splits: int = 0
+    waits_since: tuple[int, Entry] | None = None  # the oldest collective that no wait of its process has covered
+    last_times: int = 0  # how often it came last
+    late_ns: int = 0  # by how much, in sum
+    lost: bool = False  # rows of its threads were lost: its entries cannot be counted any more
+    lateness: Lateness = field(default_factory=Lateness)
+
+    def entry(self, call: int, number: int) -> Entry | None:
+        """When it came to that collective; None where it has not, or that is not known any more."""
+        sequence = self.sequences.get(call)
+        return sequence.at(number) if sequence else None
+
+
+@dataclass(eq=False)
+class Communicator:
+    """identity: the hash of its id; size: None where it is not known."""
+
+    identity: int
+    size: int | None
+    members: list[Member] = field(default_factory=list)
+    rounds: int = 0  # that all traced ranks have come to
+    open: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)  # (function, number): when the first came
+    splits: dict[int, list[tuple[int, int, int, Member | None]]] = field(default_factory=dict)  # (colour, key, rank, part) of each
+
+    @property
+    def name(self) -> str:
+        """What surfaces call it."""
+        return f"{self.identity >> 32:08x}"
+
+    @property
+    def untraced(self) -> int | None:
+        """How many of its ranks are not traced here, or cannot be counted; None where its size is not known."""
+        return None if self.size is None else max(self.size - sum(not member.lost for member in self.members), 0)
+
+
+@dataclass(frozen=True)
+class OpenCollective:
+    """A collective that has not finished: since when (ns), and which traced ranks have not come to it (rank, pid)."""
+
+    function: str
+    number: int
+    since_ns: int
+    came: tuple[tuple[int | None, int], ...]
+    missing: tuple[tuple[int | None, int], ...]
+
+
+@dataclass(frozen=True)
+class RankView:
+    """A traced rank in a snapshot; `last_times` and `late_ns`: how often it came last, and by how much later than the one before."""
+
+    rank: int | None
+    tgid: int
+    collectives: int
+    captured: int
+    replayed: int
+    last_times: int
+    late_ns: int
+
+
+@dataclass(frozen=True)
+class CommunicatorView:
+    """A communicator in a snapshot. untraced: how many of its ranks are not traced here; None: not known."""
+
+    name: str
+    size: int | None
+    untraced: int | None
+    rounds: int
+    ranks: tuple[RankView, ...]
+    open: tuple[OpenCollective, ...]
+
+
+class Communicators:
+    """All that were made while tracing; the oldest are forgotten beyond the bounds."""
+
+    def __init__(self) -> None:
+        self._by_identity: OrderedDict[int, Communicator] = OrderedDict()
+        self._by_handle: OrderedDict[tuple[int, int], Member] = OrderedDict()
+        self._of_process: dict[int, list[Member]] = {}
+        self._groups: OrderedDict[tuple[int, int], tuple[int, list[tuple[int, int]]]] = OrderedDict()
+        self._captures: OrderedDict[tuple[int, int, int], list[int]] = OrderedDict()  # (tgid, tid, stream): handles
+        self._graphs: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
+        self._executables: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
+        self.drifts: deque[Drift] = deque(maxlen=64)
+
+    def learn(self, calls: np.ndarray) -> None:
+        """Take in rows, in order of their end."""
+        matters = _MATTERS[calls["call"]]
+        if not self._by_handle and not matters.any():
+            return
+        if self._of_process:
+            matters |= np.isin(calls["tgid"], list(self._of_process)) & (
+                (WAIT_OF_CALL[calls["call"]] == BLOCKS)
+                | ((CLASS_OF_CALL[calls["call"]] == C_QUERY) & (calls["result"] == 0))
+                | ((calls["flags"] & AFTER_GAP) != 0)
+            )
+        chosen = calls[matters]
+        columns = (
+            chosen[name].tolist() for name in ("call", "tgid", "tid", "start_ns", "duration_ns", "handle", "stream", "size", "block")
+        )
+        flags = chosen["flags"].tolist()
+        for gap, depth, result, row in zip(flags, chosen["depth"].tolist(), chosen["result"].tolist(), zip(*columns)):
+            if gap & AFTER_GAP:
+                self._lost_some(row[1], row[2])
+            if result == 0 or result == IN_PROGRESS:
+                self._take(depth, *row)
+
+    def _take(
+        self, depth: int, call: int, tgid: int, tid: int, start_ns: int, duration_ns: int, handle: int, stream: int, size: int, block: int
+    ) -> None:
+        end_ns = start_ns + duration_ns
+        if call in COLLECTIVES:
+            if not depth:  # another collective, or the launch of a captured one, made of it otherwise
+                self._collective(call, tgid, tid, handle, stream, Entry(start_ns, end_ns, tid))
+        elif call in _MAKES:
+            self._make(tgid, handle, stream, size, block)
+        elif call == _SPLIT:
+            self._split(tgid, handle, stream, _signed(size), _signed(block))
+        elif call in _ENDS:
+            self._end(tgid, handle)
+        elif call == _GROUP_START:
+            if not depth:
+                level, pending = self._groups.get((tgid, tid), (0, []))
+                _put(self._groups, (tgid, tid), (level + 1, pending), MAX_THREADS)
+        elif call == _GROUP_END:
+            if not depth:
+                self._end_group(tgid, tid, Entry(start_ns, end_ns, tid))
+        elif call in _CAPTURE_BEGINS:
+            _put(self._captures, (tgid, tid, stream), [], MAX_THREADS)
+        elif call == _CAPTURE_END:
+            self._end_capture(tgid, tid, stream, handle)
+        elif call in _INSTANTIATES:
+            self._executables.pop((tgid, handle), None)
+            if handles := self._graphs.get((tgid, stream)):
+                _put(self._executables, (tgid, handle), handles, MAX_GRAPHS)
+        elif call == GRAPH_LAUNCH:
+            for inside in dict.fromkeys(self._executables.get((tgid, handle), ())):
+                if member := self._by_handle.get((tgid, inside)):
+                    member.replayed += 1
+                    self._come(member, GRAPH_LAUNCH, Entry(start_ns, end_ns, tid))
+        else:
+            self._waited(tgid, start_ns)
+
+    # Communicators.
+
+    def _make(self, tgid: int, handle: int, identity: int, size: int, rank: int) -> None:
+        if identity and 0 < size and rank < size:
+            self._join(identity, size, tgid, handle, rank)
+
+    def _join(self, identity: int, size: int | None, tgid: int, handle: int, rank: int | None) -> Member | None:
+        self._end(tgid, handle)  # one whose end was not seen
+        known = self._by_identity.get(identity)
+        if known is None:
+            known = Communicator(identity, size)
+            self._by_identity[identity] = known
+            if len(self._by_identity) > MAX_COMMUNICATORS:
+                for member in list(next(iter(self._by_identity.values())).members):
+                    self._end(member.tgid, member.handle)
+        if len(known.members) >= MAX_MEMBERS or len(self._by_handle) >= MAX_HANDLES or known.size != size:
+            return None
+        if rank is not None and any(member.rank == rank for member in known.members):
+            return None  # nobody's id is given out twice: one of the two lies
+        member = Member(known, tgid, handle, rank)
+        known.members.append(member)
+        self._by_handle[tgid, handle] = member
+        self._of_process.setdefault(tgid, []).append(member)
+        return member
+
+    def _split(self, tgid: int, handle: int, parent: int, colour: int, key: int) -> None:
+        """Ranks of one colour become a communicator, in the order of their keys: known when all have told theirs."""
+        old = self._by_handle.get((tgid, parent))
+        if old is None:
+            return
+        old.splits += 1
+        whole = old.communicator
+        new = None
+        if colour >= 0 and handle:
+            new = self._join(_hash(whole.identity, old.splits, colour), None, tgid, handle, None)
+        told = whole.splits.setdefault(old.splits, [])
+        told.append((colour, key, -1 if old.rank is None else old.rank, new))
+        if len(told) == whole.size and all(rank >= 0 for _, _, rank, _ in told):
+            for one in {colour for colour, _, _, _ in told if colour >= 0}:
+                part = sorted(((key, rank, member) for of, key, rank, member in told if of == one), key=lambda entry: entry[:2])
+                for place, (_, _, member) in enumerate(part):
+                    if member is not None:
+                        member.rank, member.communicator.size = place, len(part)
+            del whole.splits[old.splits]
+        while len(whole.splits) > MAX_SPLITS:
+            del whole.splits[min(whole.splits)]
+
+    def _end(self, tgid: int, handle: int) -> None:
+        member = self._by_handle.pop((tgid, handle), None)
+        if member is None:
+            return
+        of_process = self._of_process[tgid]
+        of_process.remove(member)
+        if not of_process:
+            del self._of_process[tgid]
+        known = member.communicator
+        known.members.remove(member)
+        if not known.members:
+            self._by_identity.pop(known.identity, None)
+        known.open.clear()
+
+    def end_process(self, tgid: int) -> None:
+        """A process is gone, and its communicators with it."""
+        for member in list(self._of_process.get(tgid, ())):
+            self._end(tgid, member.handle)
+
+    def _lost_some(self, tgid: int, tid: int) -> None:
+        self._groups.pop((tgid, tid), None)
+        for member in self._of_process.get(tgid, ()):
+            member.lost = True
+            member.sequences.clear()
+            member.waits_since = None
+            member.communicator.open.clear()
+
+    # Collectives.
+
+    def _collective(self, call: int, tgid: int, tid: int, handle: int, stream: int, entry: Entry) -> None:
+        member = self._by_handle.get((tgid, handle))
+        if member is None:
+            return
+        for key, captured in self._captures.items():
+            if key[0] == tgid and (key[1] == tid or key[2] == stream):
+                captured.append(handle)
+                member.captured += 1
+                return
+        level, pending = self._groups.get((tgid, tid), (0, []))
+        if not level:
+            self._come(member, call, entry)
+        elif len(pending) < MAX_PENDING:
+            pending.append((call, handle))
+
+    def _end_group(self, tgid: int, tid: int, entry: Entry) -> None:
+        level, pending = self._groups.pop((tgid, tid), (0, []))
+        if level > 1:
+            self._groups[tgid, tid] = (level - 1, pending)
+            return
+        for call, handle in pending:
+            if member := self._by_handle.get((tgid, handle)):
+                self._come(member, call, entry)
+
+    def _end_capture(self, tgid: int, tid: int, stream: int, graph: int) -> None:
+        handles = self._captures.pop((tgid, tid, stream), None)
+        if handles is None:  # a capture may be ended by another thread
+            key = next((key for key in self._captures if key[0] == tgid and key[2] == stream), None)
+            handles = self._captures.pop(key) if key else None
+        self._graphs.pop((tgid, graph), None)
+        if handles:
+            _put(self._graphs, (tgid, graph), handles, MAX_GRAPHS)
+
+    def _come(self, member: Member, call: int, entry: Entry) -> None:
+        member.collectives += 1
+        member.waits_since = member.waits_since or (call, entry)
+        if member.lost:
+            return
+        sequence = member.sequences.setdefault(call, Sequence())
+        sequence.add(entry)
+        known = member.communicator
+        number = sequence.count - 1
+        known.open.setdefault((call, number), entry.come_ns)
+        counted = [other for other in known.members if not other.lost]
+        entries = {other: theirs for other in counted if (theirs := other.entry(call, number))}
+        if len(entries) == len(counted):
+            del known.open[call, number]
+            if len(entries) > 1:
+                self._complete(known, entries)
+        elif len(known.open) > MAX_OPEN:
+            known.open.popitem(last=False)
+
+    def _complete(self, known: Communicator, entries: dict[Member, Entry]) -> None:
+        known.rounds += 1
+        self._by_identity.move_to_end(known.identity)
+        times = sorted(entry.come_ns for entry in entries.values())
+        last = max(entries, key=lambda member: entries[member].come_ns)
+        last.last_times += 1
+        last.late_ns += times[-1] - times[-2]
+        middle = times[(len(times) - 1) // 2]
+        for member, entry in entries.items():
+            shift = member.lateness.add(entry.come_ns, entry.come_ns - middle)
+            if shift is not None:
+                self.drifts.append(Drift(known.name, member.rank, member.tgid, entry.come_ns, *shift))
+
+    def _waited(self, tgid: int, start_ns: int) -> None:
+        """A wait that began then has returned: whatever was enqueued before it is taken to be done."""
+        for member in self._of_process.get(tgid, ()):
+            if member.waits_since is not None and member.waits_since[1].end_ns <= start_ns:
+                member.waits_since = None
+
+    # What the rest asks.
+
+    def peers(self, tgid: int) -> frozenset[int]:
+        """Other processes that share a communicator with this one, so are on other GPUs: NCCL refuses two ranks on one."""
+        return frozenset(
+            other.tgid for member in self._of_process.get(tgid, ()) for other in member.communicator.members if other.tgid != tgid
+        )
+
+    def rounds(self, tgid: int, tid: int, start_ns: int, end_ns: int, until_ns: int) -> list[Round]:
+        """The collectives that a process came to from `start_ns` to before `end_ns`, in that order; entries that ended before `until_ns`.
+
+        Where the thread itself came to any, those of the process's other threads are left out: they may be other ranks'.
+        """
+        found = []
+        for member in self._of_process.get(tgid, ()):
+            for call, sequence in member.sequences.items():
+                for back, entry in enumerate(reversed(sequence.entries), 1):
+                    if entry.come_ns < start_ns:
+                        break
+                    if entry.come_ns < end_ns and entry.end_ns < until_ns:
+                        found.append((entry, call, sequence.count - back, member))
+        if any(entry.tid == tid for entry, *_ in found):
+            found = [one for one in found if one[0].tid == tid]
+        found.sort(key=lambda one: one[0].come_ns)
+        return [
+            Round(member.communicator, call, number, member, entry, {
+                other: theirs for other in member.communicator.members
+                if other is not member and (theirs := other.entry(call, number)) and theirs.end_ns < until_ns
+            })
+            for entry, call, number, member in found
+        ]  # fmt: skip
+
+    def views(self, now_ns: int) -> tuple[CommunicatorView, ...]:
+        """All of them as they are at `now_ns`."""
+        return tuple(
+            CommunicatorView(
+                known.name, known.size, known.untraced, known.rounds,
+                tuple(
+                    RankView(m.rank, m.tgid, m.collectives, m.captured, m.replayed, m.last_times, m.late_ns)
+                    for m in sorted(known.members, key=lambda m: (m.rank is None, m.rank or 0, m.tgid))
+                ),
+                tuple(_open(known, now_ns)),
+            )
+            for known in self._by_identity.values()
+        )  # fmt: skip
+
+
+def _open(known: Communicator, now_ns: int) -> Iterator[OpenCollective]:
+    """The oldest collective that has not finished, if that is so for OPEN_NS: not all came, or who came still waits."""
+    (call, number), since_ns = next(iter(known.open.items()), ((0, 0), now_ns))
+    if now_ns - since_ns < OPEN_NS:
+        waiting = [(m.waits_since, m) for m in known.members if m.waits_since and not m.lost]
+        if not waiting:
+            return
+        (call, entry), member = min(waiting, key=lambda one: one[0][1].come_ns)
+        sequence = member.sequences[call]
+        since_ns = entry.come_ns
+        number = sequence.count - sum(other.come_ns >= since_ns for other in sequence.entries)
+        if now_ns - since_ns < OPEN_NS:
+            return
+    came = [m for m in known.members if not m.lost and m.entry(call, number)]
+    missing = [m for m in known.members if not m.lost and m not in came]
+    if not missing and not any(m.waits_since for m in came):
+        return
+    yield OpenCollective("graph" if call == GRAPH_LAUNCH else table.BY_NUMBER[call].name, number + 1, since_ns, _who(came), _who(missing))
+
+
+def _who(members: Iterable[Member]) -> tuple[tuple[int | None, int], ...]:
+    return tuple((member.rank, member.tgid) for member in members)
+
+
+def _signed(value: int) -> int:
+    """A C int that was read as 32 unsigned bits."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _hash(*words: int) -> int:
+    value = 0
+    for word in words:
+        value = ((value ^ (word & _64_BITS)) * 0x9E3779B97F4A7C15) & _64_BITS
+        value ^= value >> 29
+    return value
+
+
+def _put(store: OrderedDict, key: object, value: object, limit: int) -> None:
+    store[key] = value
+    store.move_to_end(key)
+    if len(store) > limit:
+        store.popitem(last=False)
