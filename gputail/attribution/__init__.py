@@ -36,7 +36,7 @@ from gputail.tail import Contribution
 
 UNKNOWN = "unknown"
 
-_OWN = (cpu_preempted, host_blocked, memory_alloc, module_load, collective_wait, more_work, memcpy)
+_OWN = (collective_wait, cpu_preempted, host_blocked, memory_alloc, module_load, more_work, memcpy)
 _HELD = (blocking_sync, sibling_kernel, foreign_copy, foreign_kernel)
 _REST = (launch_backpressure, host_compute)
 CAUSES = (*(module.CAUSE for module in (*_OWN, *_HELD, *_REST)), UNKNOWN)

@@ -16,6 +16,7 @@ import numpy as np
 from gputail.attribution.case import GREW, MATERIAL, Case, contribution
 from gputail.attribution.doing import growth, profile, what_instead
 from gputail.budget import (
+    ALLOC,
     BLOCKS,
     C_COLLECTIVE,
     C_COPY,
@@ -27,6 +28,11 @@ from gputail.budget import (
     CLASSES,
     COLLECTIVE,
     COPY,
+    HOST,
+    LAUNCH,
+    MODULE,
+    OFF_CPU,
+    RUN_QUEUE,
     SYNC,
     WAIT_OF_CALL,
 )  # fmt: skip
@@ -35,7 +41,9 @@ from gputail.tail import Contribution
 
 CAUSE = "collective_wait"
 LATEST = 9  # usual requests that tell what is usual of it
+APART = 0.25  # of the later one's lateness, by which another rank must have been there before it
 LATEST_DOING = 5  # and what the late rank usually does meanwhile
+_OWN_PARTS = (RUN_QUEUE, OFF_CPU, ALLOC, MODULE, HOST, LAUNCH)
 
 Span = tuple[int, int]
 _IS_WAIT = np.isin(np.arange(len(CLASSES)), (C_HTOD, C_DTOH, C_COPY, C_COLLECTIVE, C_GROUP, C_QUERY))
@@ -72,17 +80,44 @@ def _came_late(case: Case, rounds: list[Round]) -> list[Contribution]:
     total = sum(waited.values())
     if total < MATERIAL * case.excess_ns:
         return []
+    latest = case.usual.latest[-LATEST:]
+    usual_rounds = [case.rounds(start, end) for start, end in latest]
     before = [
-        sum(_waited_for(case.rounds(start, end), _waits(case.thread(start, end))).values()) for start, end in case.usual.latest[-LATEST:]
+        sum(_waited_for(found, _waits(case.thread(start, end))).values()) for found, (start, end) in zip(usual_rounds, latest, strict=True)
     ]
     beyond = total - int(median(before)) if before else total
     out: list[Contribution] = []
     for member, ns in waited.most_common():
-        taken = _take(case, min(ns, beyond))
-        beyond -= taken
         of = max((one for one in rounds if one.last is member), key=lambda one: one.late_ns)
+        ns = min(ns, beyond)
+        beyond -= ns
+        taken = _take(case, ns)
+        taken += case.take(RUN_QUEUE, ns - taken)  # kept off the CPU while it would have waited all the same
+        taken += _hidden(case, rounds, usual_rounds, rounds.index(of), member, ns)
         out += _blame(case, rounds, of, member, of.late_ns, taken)
     return out
+
+
+def _hidden(case: Case, rounds: list[Round], usual: list[list[Round]], number: int, member: Member, waited_ns: int) -> int:
+    """Half of the time that this rank was late itself without making a difference, since the other one was later still.
+
+    Either alone would have cost that time, so each gets half; none where they were late by nearly the same.
+    """
+    offsets = [
+        max(entry.come_ns for entry in (found[number].entry, *found[number].others.values())) - start
+        for found, (start, _) in zip(usual, case.usual.latest[-LATEST:], strict=True)
+        if len(found) == len(rounds)
+    ]
+    if not offsets:
+        return 0
+    late_ns = rounds[number].others[member].come_ns - case.request.start_ns - int(median(offsets))
+    if waited_ns < APART * late_ns:
+        return 0
+    half = min(late_ns - waited_ns, sum(case.left[part] for part in _OWN_PARTS)) // 2
+    taken = 0
+    for part in sorted(_OWN_PARTS, key=lambda part: -case.left[part]):
+        taken += case.take(part, half - taken)
+    return taken
 
 
 def _had_more_to_do(case: Case, rounds: list[Round]) -> list[Contribution]:
