@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
-RECENT = 48  # collectives
-EVERY = 16  # collectives between two looks
+RECENT = 48  # collectives that are looked at
+EVERY = 8  # of those between two looks
 SPREADS = 4.0  # of the usual lateness, as a standard deviation
 LEAST_SHARE = 0.02  # of the time from one collective to the next
 LEAST_NS = 100_000
-SPAN_NS = 1_000_000_000  # that the recent ones must span: a burst is no shift
+SPAN_NS = 2_000_000_000  # that they span at the least, so they are that far apart: what is over sooner is no shift
+NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,29 @@ class Drift:
 class Lateness:
     """The recent lateness of one rank, and what was usual before."""
 
-    __slots__ = ("_come", "_late", "_usual", "_until")
+    __slots__ = ("_come", "_late", "_number", "_rounds", "_usual", "_until")
 
     def __init__(self) -> None:
         self._come: deque[int] = deque(maxlen=RECENT)
         self._late: deque[int] = deque(maxlen=RECENT)
+        self._rounds: deque[int] = deque(maxlen=RECENT)  # their numbers, of all
+        self._number = 0
         self._usual: tuple[int, float, int] | None = None  # lateness, its spread, the cadence
         self._until = RECENT
 
     def add(self, come_ns: int, late_ns: int) -> tuple[int, int, int, int] | None:
         """Take in a collective; (lateness before, after, cadence before, after) in ns where it shows a shift that lasted."""
+        self._number += 1
+        if self._come and come_ns - self._come[-1] < SPAN_NS // RECENT:
+            return None
         self._come.append(come_ns)
         self._late.append(late_ns)
+        self._rounds.append(self._number)
         self._until -= 1
-        if self._until > 0 or self._come[-1] - self._come[0] < SPAN_NS:
+        if self._until > 0:
             return None
         self._until = EVERY
-        cadence = int(median(later - earlier for earlier, later in pairwise(self._come)))
+        cadence = (self._come[-1] - self._come[0]) // (self._rounds[-1] - self._rounds[0])
         late = int(median(self._late))
         spread = 1.4826 * median(abs(one - late) for one in self._late)
         if self._usual is None:
@@ -65,9 +71,9 @@ class Lateness:
         before, usual_spread, cadence_before = self._usual
         if abs(late - before) <= max(SPREADS * usual_spread, LEAST_SHARE * cadence_before, LEAST_NS):
             return None
-        # Most of them, not just half, so that it is told once and with what it shifted to.
-        beyond = sum(abs(one - late) < abs(one - before) for one in self._late)
-        if beyond < 0.8 * len(self._late):
+        # Nearly all of them, not just half: so it is told once, and what it is from now on is known.
+        shifted = sum(abs(one - late) < abs(one - before) for one in self._late)
+        if shifted < NEARLY_ALL * len(self._late):
             return None
         self._usual = late, spread, cadence
         return before, late, cadence_before, cadence

@@ -113,8 +113,11 @@ def _hidden(case: Case, rounds: list[Round], usual: list[list[Round]], number: i
     late_ns = rounds[number].others[member].come_ns - case.request.start_ns - int(median(offsets))
     if waited_ns < APART * late_ns:
         return 0
-    half = min(late_ns - waited_ns, sum(case.left[part] for part in _OWN_PARTS)) // 2
-    taken = 0
+    return _take_half(case, min(late_ns - waited_ns, sum(case.left[part] for part in _OWN_PARTS)))
+
+
+def _take_half(case: Case, hidden_ns: int) -> int:
+    half, taken = hidden_ns // 2, 0
     for part in sorted(_OWN_PARTS, key=lambda part: -case.left[part]):
         taken += case.take(part, half - taken)
     return taken
@@ -136,8 +139,10 @@ def _had_more_to_do(case: Case, rounds: list[Round]) -> list[Contribution]:
     if not found:
         return []
     member, (_, of) = max(found.items(), key=lambda item: item[1][0])
-    taken = _take(case, _left(case))
-    return _blame(case, rounds, of, member, taken, taken)
+    late_ns = _left(case)
+    taken = _take(case, late_ns)
+    taken += _take_half(case, sum(case.left[part] for part in _OWN_PARTS) if taken >= APART * case.excess_ns else 0)
+    return _blame(case, rounds, of, member, late_ns, taken)
 
 
 def _blame(case: Case, rounds: list[Round], of: Round, member: Member, late_ns: int, ns: int) -> list[Contribution]:

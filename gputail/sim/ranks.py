@@ -162,8 +162,10 @@ def _read_log(path: Path) -> dict[str, np.ndarray]:
 def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement:
     """Compare the records of the ranks that waited with what all ranks logged."""
     records = list(records)
-    result = JobJudgement(truth.label, injections=len(truth.faults))
+    result = JobJudgement(truth.label)
     come = np.stack([starts[:, 0] for starts in truth.collectives], axis=1)
+    injected = _injected(truth, come)
+    result.injections = int(injected.sum())
     for rank, pid in enumerate(truth.pids):
         if rank == truth.late:
             continue
@@ -171,9 +173,6 @@ def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement
         starts = np.array([r["start_ns"] for r in mine], np.int64)
         ends = np.array([r["end_ns"] for r in mine], np.int64)
         requests = truth.requests[rank]
-        injected = np.zeros(len(requests), bool)
-        for begin, end in truth.faults:
-            injected |= (requests[:, 0] < end) & (requests[:, 1] > begin)
         took = requests[:, 1] - requests[:, 0]
         usual = np.median(took[~injected])
         for number, ((begin, end), duration) in enumerate(zip(requests.tolist(), took.tolist(), strict=True)):
@@ -186,9 +185,26 @@ def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement
                 blamed = contribution["culprit_pid"]
                 if blamed is not None and not (injected[number] and blamed == truth.pids[truth.late]):
                     result.false += late_ns.get(truth.pids.index(blamed), 0) < LATE_SHARE * contribution["ns"]
-            if injected[number] and duration > SLOW * usual:
+            is_due = not LABELS[truth.label][2] or late_ns.get(truth.late, 0) > LATE_SHARE * (duration - usual)
+            if injected[number] and duration > SLOW * usual and is_due:
                 _count(result, outliers, truth.pids[truth.late])
     return result
+
+
+def _injected(truth: JobTruth, come: np.ndarray) -> np.ndarray:
+    """Which steps the late rank was injected to be late in: all ranks make the same steps, with as many collectives each.
+
+    Whoever shares the CPU with hogs is late in some of its steps then: in those in which it came last, and by a fair part of one.
+    """
+    theirs = truth.requests[truth.late]
+    injected = np.zeros(len(theirs), bool)
+    for begin, end in truth.faults:
+        injected |= (theirs[:, 0] < end) & (theirs[:, 1] > begin)
+    if LABELS[truth.label][2]:
+        first = come[:: len(come) // len(theirs)]
+        others = np.delete(first, truth.late, axis=1).max(axis=1)
+        injected &= first[:, truth.late] - others > (SLOW - 1) * np.median(theirs[:, 1] - theirs[:, 0])
+    return injected
 
 
 def _count(result: JobJudgement, outliers: list[Mapping[str, Any]], late_pid: int) -> None:
