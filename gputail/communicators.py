@@ -51,6 +51,8 @@ _MATTERS = np.zeros(65536, bool)
 _MATTERS[
     list(_MAKES | _ENDS | _CAPTURE_BEGINS | _INSTANTIATES | COLLECTIVES | {_SPLIT, _GROUP_START, _GROUP_END, _CAPTURE_END, GRAPH_LAUNCH})
 ] = True
+_BRINGS_ONE = np.zeros(65536, bool)
+_BRINGS_ONE[list(_MAKES)] = True
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Member:
     replayed: int = 0  # launches of such a graph
     splits: int = 0
     waits_since: tuple[int, Entry] | None = None  # the oldest collective that no wait of its process has covered
+    latest: tuple[int, Entry] | None = None
     last_times: int = 0  # how often it came last
     late_ns: int = 0  # by how much, in sum
     lost: bool = False  # rows of its threads were lost: its entries cannot be counted any more
@@ -199,15 +202,17 @@ class Communicators:
         self._captures: OrderedDict[tuple[int, int, int], list[int]] = OrderedDict()  # (tgid, tid, stream): handles
         self._graphs: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
         self._executables: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
+        self._ended: deque[tuple[int, int]] = deque()
         self.drifts: deque[Drift] = deque(maxlen=64)
 
     def learn(self, calls: np.ndarray) -> None:
         """Take in rows, in order of their end."""
         matters = _MATTERS[calls["call"]]
-        if not self._by_handle and not matters.any():
+        if not self._of_process and not matters.any():
             return
-        if self._of_process:
-            matters |= np.isin(calls["tgid"], list(self._of_process)) & (
+        has_one = [*self._of_process, *np.unique(calls["tgid"][_BRINGS_ONE[calls["call"]]]).tolist()]
+        if has_one:
+            matters |= np.isin(calls["tgid"], has_one) & (
                 (WAIT_OF_CALL[calls["call"]] == BLOCKS)
                 | ((CLASS_OF_CALL[calls["call"]] == C_QUERY) & (calls["result"] == 0))
                 | ((calls["flags"] & AFTER_GAP) != 0)
@@ -320,10 +325,17 @@ class Communicators:
             self._by_identity.pop(known.identity, None)
         known.open.clear()
 
-    def end_process(self, tgid: int) -> None:
-        """A process is gone, and its communicators with it."""
-        for member in list(self._of_process.get(tgid, ())):
-            self._end(tgid, member.handle)
+    def end_process(self, tgid: int, at_ns: int) -> None:
+        """A process has ended; `forget` lets go of its ranks a while later, since verdicts still ask for them."""
+        if tgid in self._of_process:
+            self._ended.append((at_ns, tgid))
+
+    def forget(self, watermark_ns: int) -> None:
+        """Let go of ranks whose process has ended."""
+        while self._ended and self._ended[0][0] < watermark_ns - OPEN_NS:
+            _, tgid = self._ended.popleft()
+            for member in list(self._of_process.get(tgid, ())):
+                self._end(tgid, member.handle)
 
     def _lost_some(self, tgid: int, tid: int) -> None:
         self._groups.pop((tgid, tid), None)
@@ -370,7 +382,8 @@ class Communicators:
 
     def _come(self, member: Member, call: int, entry: Entry) -> None:
         member.collectives += 1
-        member.waits_since = member.waits_since or (call, entry)
+        member.latest = (call, entry)
+        member.waits_since = member.waits_since or member.latest
         if member.lost:
             return
         sequence = member.sequences.setdefault(call, Sequence())
@@ -392,7 +405,7 @@ class Communicators:
         self._by_identity.move_to_end(known.identity)
         times = sorted(entry.come_ns for entry in entries.values())
         last = max(entries, key=lambda member: entries[member].come_ns)
-        last.last_times += 1
+        last.last_times += times[-1] > times[-2]
         last.late_ns += times[-1] - times[-2]
         middle = times[(len(times) - 1) // 2]
         for member, entry in entries.items():
@@ -403,8 +416,8 @@ class Communicators:
     def _waited(self, tgid: int, start_ns: int) -> None:
         """A wait that began then has returned: whatever was enqueued before it is taken to be done."""
         for member in self._of_process.get(tgid, ()):
-            if member.waits_since is not None and member.waits_since[1].end_ns <= start_ns:
-                member.waits_since = None
+            if member.waits_since is not None and member.latest is not None and member.waits_since[1].end_ns <= start_ns:
+                member.waits_since = member.latest if member.latest[1].end_ns > start_ns else None
 
     # What the rest asks.
 

@@ -155,7 +155,7 @@ class Pipeline:
             self._lost[stage] = self._lost.get(stage, 0) + count
             if count and stage in _LOST_ANYWHERE:
                 self._gaps.append((self._watermark_ns, batch.watermark_ns))
-        calls = self._tiers.learn(batch.calls)
+        calls = self._take_exits(self._tiers.learn(batch.calls))
         self._events += len(calls)
         if len(calls):
             self._history.add(calls)
@@ -165,6 +165,16 @@ class Pipeline:
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
         self._take(self._requests.feed(calls, self._watermark_ns), self._watermark_ns)
         self._history.forget(self._watermark_ns)
+        self._communicators.forget(self._watermark_ns)
+
+    def _take_exits(self, calls: np.ndarray) -> np.ndarray:
+        """The rows without those that say that a process has ended."""
+        is_exit = calls["call"] == table.EXIT_CALL
+        if not is_exit.any():
+            return calls
+        for row in calls[is_exit]:
+            self._communicators.end_process(int(row["tgid"]), int(row["start_ns"]))
+        return calls[~is_exit]
 
     def _feed_in_parts(self, batch: events.Batch) -> None:
         for first in range(0, len(batch.calls), MAX_ROWS):

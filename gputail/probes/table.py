@@ -57,11 +57,11 @@ SYNC, QUERY, EVENT, STREAM_WAIT = "sync", "query", "event", "stream_wait"
 COPY, MEMSET, ALLOC, FREE = "copy", "memset", "alloc", "free"
 MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM = "module", "lookup", "context", "capture", "stream"
 COLLECTIVE, GROUP, COMMUNICATOR, SPLIT = "collective", "group", "communicator", "split"
-OFF_CPU, TIER = "off_cpu", "tier"
+OFF_CPU, TIER, EXIT = "off_cpu", "tier", "exit"
 
 CATEGORIES = (
     LAUNCH, GRAPH, HOST_FUNC, SYNC, QUERY, EVENT, STREAM_WAIT, COPY, MEMSET, ALLOC, FREE,
-    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, SPLIT, OFF_CPU, TIER,
+    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, SPLIT, OFF_CPU, TIER, EXIT,
 )  # fmt: skip
 
 # Calls that a program makes for each kernel: what the light tier does not see.
@@ -79,6 +79,8 @@ ID_ON_STACK = 15
 OFF_CPU_CALL = 200
 # And one with this a change of a process's probe tier (see gputail/tiers.py).
 TIER_CALL = 201
+# And one with this says that a traced process has ended.
+EXIT_CALL = 202
 
 
 @dataclass(frozen=True)
@@ -289,8 +291,9 @@ MEMBER_CALL = 338
 _MEMBER = Function(MEMBER_CALL, "member", COMMUNICATOR, HOST, Args(), ())
 _OFF_CPU = Function(OFF_CPU_CALL, "off_cpu", OFF_CPU, HOST, Args(), ())
 _TIER = Function(TIER_CALL, "tier", TIER, HOST, Args(), ())
+_EXIT = Function(EXIT_CALL, "exit", EXIT, HOST, Args(), ())
 
-BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _MEMBER, _OFF_CPU, _TIER)}
+BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _MEMBER, _OFF_CPU, _TIER, _EXIT)}
 BY_SYMBOL: dict[str, Function] = {symbol: function for function in FUNCTIONS for symbol in function.symbols}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +98,7 @@ class Job:
             command = [built.programs["aggressor"], "--kind", aggressor, *common, "--truth", folder / "aggressor"]
             self._aggressor = self._start(command, cpus[-1], 0, NICE)
 
-    def _start(self, command: list[str | Path], cpu: int, device: int, nice: int) -> subprocess.Popen:
+    def _start(self, command: Sequence[object], cpu: int, device: int, nice: int) -> subprocess.Popen:
         environment = {**os.environ, "GPUTAIL_SIM_GPU": str(self._folder / "gpu"), "CUDA_VISIBLE_DEVICES": str(device)}
         prefix = ["nice", "-n", str(nice)] if os.geteuid() == 0 else []
         process = subprocess.Popen(

@@ -42,7 +42,7 @@ def test_names_and_symbols_are_given_once() -> None:
 
 
 def test_categories_are_known_and_all_in_use() -> None:
-    assert {function.category for function in table.FUNCTIONS} | {table.OFF_CPU, table.TIER} == set(table.CATEGORIES)
+    assert {function.category for function in table.FUNCTIONS} | {table.OFF_CPU, table.TIER, table.EXIT} == set(table.CATEGORIES)
 
 
 def test_symbols_of_the_32_bit_abi_belong_to_their_function() -> None:
