@@ -139,6 +139,13 @@ class Case:
         waiting = self.left[SYNC] + self.left[COPY]
         if 2 * waiting < sum(self.left) or not waiting:
             return None
+        for of in self.rounds(self.request.start_ns, self.request.end_ns):
+            known = of.communicator
+            if known.size is None:
+                return f"a collective of communicator {known.name}, not all ranks of which are known to be traced"
+            if known.untraced:
+                verb = "is" if known.untraced == 1 else "are"
+                return f"a collective of communicator {known.name}, of which {known.untraced} of {known.size} ranks {verb} not traced"
         graphs = self.own[self.own_class == C_GRAPH]
         return f"own GPU work, inside graph {int(graphs['handle'][-1]):#x}" if len(graphs) else "own GPU work"
 

@@ -57,8 +57,10 @@ def explain(case: Case) -> list[Contribution]:
         out += _came_late(case, rounds)
     if _left(case) >= MATERIAL * case.excess_ns:
         out += _had_more_to_do(case, rounds)
-    ns = case.take(COLLECTIVE)
     calls = case.own[case.own_class == C_COLLECTIVE]
+    if rounds and all(of.communicator.size == 1 for of in rounds):
+        return out  # there is nobody to wait for
+    ns = case.take(COLLECTIVE)
     if not ns or not len(calls):
         return out + contribution(CAUSE, ns)
     longest = calls[np.argmax(calls["duration_ns"])]
