@@ -142,6 +142,7 @@ class Communicator:
     members: list[Member] = field(default_factory=list)
     rounds: int = 0  # that all traced ranks have come to
     open: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)  # (function, number): when the first came
+    done: dict[int, int] = field(default_factory=dict)  # of each function, the rounds that all traced ranks have come to
     splits: dict[int, list[tuple[int, int, int, Member | None]]] = field(default_factory=dict)  # (colour, key, rank, part) of each
 
     @property
@@ -390,12 +391,15 @@ class Communicators:
         sequence.add(entry)
         known = member.communicator
         number = sequence.count - 1
+        if number < known.done.get(call, 0):
+            return  # the call by which this rank joined was seen to return after the others had gone on
         known.open.setdefault((call, number), entry.come_ns)
         counted = [other for other in known.members if not other.lost]
         entries = {other: theirs for other in counted if (theirs := other.entry(call, number))}
         if len(entries) == len(counted):
             del known.open[call, number]
             if len(entries) > 1:
+                known.done[call] = number + 1
                 self._complete(known, entries)
         elif len(known.open) > MAX_OPEN:
             known.open.popitem(last=False)

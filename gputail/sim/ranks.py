@@ -173,6 +173,7 @@ def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement
         starts = np.array([r["start_ns"] for r in mine], np.int64)
         ends = np.array([r["end_ns"] for r in mine], np.int64)
         requests = truth.requests[rank]
+        later_ns = (come[:, truth.late] - come[:, rank]).reshape(len(requests), -1).max(axis=1)
         took = requests[:, 1] - requests[:, 0]
         usual = np.median(took[~injected])
         for number, ((begin, end), duration) in enumerate(zip(requests.tolist(), took.tolist(), strict=True)):
@@ -185,7 +186,8 @@ def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement
                 blamed = contribution["culprit_pid"]
                 if blamed is not None and not (injected[number] and blamed == truth.pids[truth.late]):
                     result.false += late_ns.get(truth.pids.index(blamed), 0) < LATE_SHARE * contribution["ns"]
-            is_due = not LABELS[truth.label][2] or late_ns.get(truth.late, 0) > LATE_SHARE * (duration - usual)
+            # Beside hogs a rank's own delay may be what counts.
+            is_due = not LABELS[truth.label][2] or later_ns[number] > LATE_SHARE * (duration - usual)
             if injected[number] and duration > SLOW * usual and is_due:
                 _count(result, outliers, truth.pids[truth.late])
     return result

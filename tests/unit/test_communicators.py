@@ -93,6 +93,15 @@ def test_collectives_are_matched_by_number_of_each_function() -> None:
     assert [of.last for of in communicators.rounds(501, 501, START_NS, LATER, LATER)] == [None, None]
 
 
+def test_a_round_is_counted_once_though_a_rank_was_seen_to_join_after_it() -> None:
+    one, two, three = rank(0, 3), rank(1, 3), Actor(tgid=502)
+    three.call("ncclCommInitRank", 3 * MS, handle=0x70, stream=WORLD, size=3, block=2)
+    for actor in (one, two, three):
+        reduce(reduce(actor))
+    (view,) = learned(one, two, three).views(START_NS)
+    assert (view.rounds, view.untraced) == (2, 0)
+
+
 def test_in_a_group_a_rank_comes_with_the_end_of_the_outermost() -> None:
     actor = rank(0).call("ncclGroupStart", US).call("ncclGroupStart", US)
     reduce(actor).call("ncclGroupEnd", US)
