@@ -97,6 +97,7 @@ def what_instead(now: dict[str, int], usually: list[dict[str, int]], late_ns: in
     if grew[word] < late_ns / 4 or word == "waiting":
         # The host was as fast as ever, or waited: its GPU was busy.
         return more_work or ("copying" if copies else "waiting" if grew["waiting"] >= late_ns / 4 else None)
-    if word in (HOST, "launching") and more_work:
+    # Copies of the usual size that took longer waited for the work before them.
+    if more_work and (word in (HOST, "launching") or (word == _PARTS[COPY] and not copies)):
         return more_work
     return word
