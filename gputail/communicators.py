@@ -12,14 +12,13 @@ Sends and receives are between two ranks and no rounds. All is bounded, since tr
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from gputail.budget import BLOCKS, C_QUERY, CLASS_OF_CALL, WAIT_OF_CALL
-from gputail.drift import Drift, Lateness
+from gputail.drift import Drift
 from gputail.events import AFTER_GAP
+from gputail.members import GRAPH_LAUNCH, OPEN_NS, Communicator, CommunicatorView, Entry, Member, Round, Sequence
 from gputail.probes import table
 
 MAX_COMMUNICATORS = 256
@@ -27,15 +26,11 @@ MAX_MEMBERS = 128  # of one communicator, traced here
 MAX_HANDLES = 4096
 MAX_GRAPHS = 4096
 MAX_THREADS = 4096  # with a group or a capture open
-KEPT = 512  # entries of one function that are remembered of a rank
 MAX_PENDING = 1024  # collectives in one group
 MAX_SPLITS = 8  # that not every rank has made yet
 MAX_OPEN = 512  # rounds that not every rank has come to yet
-# A collective that has not finished for so long is shown.
-OPEN_NS = 1_000_000_000
 _64_BITS = (1 << 64) - 1
 IN_PROGRESS = 7  # ncclInProgress: a communicator made in the background
-GRAPH_LAUNCH = 8  # stands for the function of collectives that come out of a graph
 
 _NUMBER = {function.name: function.number for function in table.FUNCTIONS}
 _MAKES = frozenset(_NUMBER[name] for name in _NUMBER if name.startswith("ncclCommInit")) | {table.MEMBER_CALL}
@@ -53,143 +48,6 @@ _MATTERS[
 ] = True
 _BRINGS_ONE = np.zeros(65536, bool)
 _BRINGS_ONE[list(_MAKES)] = True
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A rank came (ns) to a collective; the call that brought it returned at `end_ns`."""
-
-    come_ns: int
-    end_ns: int
-    tid: int
-
-
-@dataclass(frozen=True)
-class Round:
-    """One collective: who came and when. `mine` and `entry` are the asking rank's; `others` has those of the others that came."""
-
-    communicator: Communicator
-    function: int
-    number: int
-    mine: Member
-    entry: Entry
-    others: dict[Member, Entry]
-
-    @property
-    def last(self) -> Member | None:
-        """Who of the others came last, if after this rank; None where it came last itself, or nobody else is traced."""
-        late = max(self.others, key=lambda member: self.others[member].come_ns, default=None)
-        return late if late is not None and self.others[late].come_ns > self.entry.come_ns else None
-
-    @property
-    def late_ns(self) -> int:
-        """By how much the last to come was later than the one before."""
-        times = sorted((self.entry.come_ns, *(entry.come_ns for entry in self.others.values())))
-        return times[-1] - times[-2] if len(times) > 1 else 0
-
-
-class Sequence:
-    """A rank's entries of one function, in order; the last KEPT of them."""
-
-    __slots__ = ("count", "entries")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.entries: deque[Entry] = deque(maxlen=KEPT)
-
-    def add(self, entry: Entry) -> None:
-        self.count += 1
-        self.entries.append(entry)
-
-    def at(self, number: int) -> Entry | None:
-        """The entry of that number, from 0; None where it has not come or is forgotten."""
-        index = number - self.count + len(self.entries)
-        return self.entries[index] if 0 <= index < len(self.entries) else None
-
-
-@dataclass(eq=False)
-class Member:
-    """A rank that is traced here; rank None: it followed from a split not all of whose ranks are traced."""
-
-    communicator: Communicator
-    tgid: int
-    handle: int
-    rank: int | None
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    collectives: int = 0
-    captured: int = 0  # calls that went into a graph instead
-    replayed: int = 0  # launches of such a graph
-    splits: int = 0
-    waits_since: tuple[int, Entry] | None = None  # the oldest collective that no wait of its process has covered
-    latest: tuple[int, Entry] | None = None
-    last_times: int = 0  # how often it came last
-    late_ns: int = 0  # by how much, in sum
-    lost: bool = False  # rows of its threads were lost: its entries cannot be counted any more
-    lateness: Lateness = field(default_factory=Lateness)
-
-    def entry(self, call: int, number: int) -> Entry | None:
-        """When it came to that collective; None where it has not, or that is not known any more."""
-        sequence = self.sequences.get(call)
-        return sequence.at(number) if sequence else None
-
-
-@dataclass(eq=False)
-class Communicator:
-    """identity: the hash of its id; size: None where it is not known."""
-
-    identity: int
-    size: int | None
-    members: list[Member] = field(default_factory=list)
-    rounds: int = 0  # that all traced ranks have come to
-    open: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)  # (function, number): when the first came
-    done: dict[int, int] = field(default_factory=dict)  # of each function, the rounds that all traced ranks have come to
-    splits: dict[int, list[tuple[int, int, int, Member | None]]] = field(default_factory=dict)  # (colour, key, rank, part) of each
-
-    @property
-    def name(self) -> str:
-        """What surfaces call it."""
-        return f"{self.identity >> 32:08x}"
-
-    @property
-    def untraced(self) -> int | None:
-        """How many of its ranks are not traced here, or cannot be counted; None where its size is not known."""
-        return None if self.size is None else max(self.size - sum(not member.lost for member in self.members), 0)
-
-
-@dataclass(frozen=True)
-class OpenCollective:
-    """A collective that has not finished: since when (ns), and which traced ranks have not come to it (rank, pid)."""
-
-    function: str
-    number: int
-    since_ns: int
-    came: tuple[tuple[int | None, int], ...]
-    missing: tuple[tuple[int | None, int], ...]
-
-
-@dataclass(frozen=True)
-class RankView:
-    """A traced rank in a snapshot; `last_times` and `late_ns`: how often it came last, and by how much later than the one before."""
-
-    rank: int | None
-    tgid: int
-    collectives: int
-    captured: int
-    replayed: int
-    last_times: int
-    late_ns: int
-
-
-@dataclass(frozen=True)
-class CommunicatorView:
-    """A communicator in a snapshot. untraced: how many of its ranks are not traced here; None: not known."""
-
-    name: str
-    size: int | None
-    untraced: int | None
-    rounds: int
-    ranks: tuple[RankView, ...]
-    open: tuple[OpenCollective, ...]
 
 
 class Communicators:
@@ -457,41 +315,7 @@ class Communicators:
 
     def views(self, now_ns: int) -> tuple[CommunicatorView, ...]:
         """All of them as they are at `now_ns`."""
-        return tuple(
-            CommunicatorView(
-                known.name, known.size, known.untraced, known.rounds,
-                tuple(
-                    RankView(m.rank, m.tgid, m.collectives, m.captured, m.replayed, m.last_times, m.late_ns)
-                    for m in sorted(known.members, key=lambda m: (m.rank is None, m.rank or 0, m.tgid))
-                ),
-                tuple(_open(known, now_ns)),
-            )
-            for known in self._by_identity.values()
-        )  # fmt: skip
-
-
-def _open(known: Communicator, now_ns: int) -> Iterator[OpenCollective]:
-    """The oldest collective that has not finished, if that is so for OPEN_NS: not all came, or who came still waits."""
-    (call, number), since_ns = next(iter(known.open.items()), ((0, 0), now_ns))
-    if now_ns - since_ns < OPEN_NS:
-        waiting = [(m.waits_since, m) for m in known.members if m.waits_since and not m.lost]
-        if not waiting:
-            return
-        (call, entry), member = min(waiting, key=lambda one: one[0][1].come_ns)
-        sequence = member.sequences[call]
-        since_ns = entry.come_ns
-        number = sequence.count - sum(other.come_ns >= since_ns for other in sequence.entries)
-        if now_ns - since_ns < OPEN_NS:
-            return
-    came = [m for m in known.members if not m.lost and m.entry(call, number)]
-    missing = [m for m in known.members if not m.lost and m not in came]
-    if not missing and not any(m.waits_since for m in came):
-        return
-    yield OpenCollective("graph" if call == GRAPH_LAUNCH else table.BY_NUMBER[call].name, number + 1, since_ns, _who(came), _who(missing))
-
-
-def _who(members: Iterable[Member]) -> tuple[tuple[int | None, int], ...]:
-    return tuple((member.rank, member.tgid) for member in members)
+        return tuple(known.view(now_ns) for known in self._by_identity.values())
 
 
 def _signed(value: int) -> int:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputail.baseline import RegimeChange
-    from gputail.communicators import CommunicatorView
     from gputail.drift import Drift
     from gputail.histogram import Histogram
+    from gputail.members import CommunicatorView
     from gputail.tail import RequestRecord
     from gputail.trend import Window
 

@@ -15,8 +15,9 @@ import numpy as np
 from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
 from gputail.budget import C_GRAPH, CLASS_OF_CALL, COPY, IS_WORK, SYNC
-from gputail.communicators import Communicators, Round
+from gputail.communicators import Communicators
 from gputail.history import History
+from gputail.members import Round
 from gputail.names import Names
 from gputail.requests import Request
 from gputail.streams import Streams

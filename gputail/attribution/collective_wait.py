@@ -36,7 +36,7 @@ from gputail.budget import (
     SYNC,
     WAIT_OF_CALL,
 )  # fmt: skip
-from gputail.communicators import Member, Round
+from gputail.members import Member, Round
 from gputail.tail import Contribution
 
 CAUSE = "collective_wait"

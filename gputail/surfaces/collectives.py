@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gputail.surfaces.words import duration
 
 if TYPE_CHECKING:
-    from gputail.communicators import CommunicatorView, OpenCollective
+    from gputail.members import CommunicatorView, OpenCollective
     from gputail.snapshot import Snapshot
 
 MAX_COMMUNICATORS = 32

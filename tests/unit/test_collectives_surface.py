@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gputail.communicators import CommunicatorView, OpenCollective, RankView
 from gputail.drift import Drift
+from gputail.members import CommunicatorView, OpenCollective, RankView
 from gputail.snapshot import Snapshot
 from gputail.surfaces import collectives, messages, terminal
 from gputail.surfaces.metrics import SnapshotCollector

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputail.communicators import OPEN_NS, Communicators
+from gputail.communicators import Communicators
 from gputail.drift import RECENT, SPAN_NS, Lateness
 from gputail.events import AFTER_GAP
+from gputail.members import OPEN_NS
 from gputail.probes.table import EXIT_CALL, MEMBER_CALL
 from tests.unit.streams import MS, START_NS, US, Actor, S, replay, stream
 
