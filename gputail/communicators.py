@@ -18,7 +18,7 @@ import numpy as np
 from gputail.budget import BLOCKS, C_QUERY, CLASS_OF_CALL, WAIT_OF_CALL
 from gputail.drift import Drift
 from gputail.events import AFTER_GAP
-from gputail.members import GRAPH_LAUNCH, OPEN_NS, Communicator, CommunicatorView, Entry, Member, Round, Sequence
+from gputail.members import ALIGNED, GRAPH_LAUNCH, OPEN_NS, Communicator, CommunicatorView, Entry, Member, Round, Sequence
 from gputail.probes import table
 
 MAX_COMMUNICATORS = 256
@@ -46,6 +46,8 @@ _MATTERS = np.zeros(65536, bool)
 _MATTERS[
     list(_MAKES | _ENDS | _CAPTURE_BEGINS | _INSTANTIATES | COLLECTIVES | {_SPLIT, _GROUP_START, _GROUP_END, _CAPTURE_END, GRAPH_LAUNCH})
 ] = True
+_INSTANTIATING = np.zeros(65536, bool)
+_INSTANTIATING[list(_INSTANTIATES)] = True
 _BRINGS_ONE = np.zeros(65536, bool)
 _BRINGS_ONE[list(_MAKES)] = True
 
@@ -69,6 +71,8 @@ class Communicators:
         matters = _MATTERS[calls["call"]]
         if not self._of_process and not matters.any():
             return
+        if not self._executables and not _INSTANTIATING[calls["call"]].any():
+            matters &= calls["call"] != GRAPH_LAUNCH  # of graphs without collectives; some programs do nothing else
         has_one = [*self._of_process, *np.unique(calls["tgid"][_BRINGS_ONE[calls["call"]]]).tolist()]
         if has_one:
             matters |= np.isin(calls["tgid"], has_one) & (
@@ -199,7 +203,7 @@ class Communicators:
     def _lost_some(self, tgid: int, tid: int) -> None:
         self._groups.pop((tgid, tid), None)
         for member in self._of_process.get(tgid, ()):
-            member.lost = True
+            member.has_gap = True
             member.sequences.clear()
             member.waits_since = None
             member.communicator.open.clear()
@@ -243,16 +247,18 @@ class Communicators:
         member.collectives += 1
         member.latest = (call, entry)
         member.waits_since = member.waits_since or member.latest
-        if member.lost:
-            return
-        sequence = member.sequences.setdefault(call, Sequence())
-        sequence.add(entry)
         known = member.communicator
+        sequence = member.sequences.setdefault(call, Sequence(not member.has_gap))
+        sequence.add(entry)
+        if not sequence.is_aligned:
+            if sequence.count % ALIGNED == 0:
+                self._align(known, call, sequence)
+            return
         number = sequence.count - 1
         if number < known.done.get(call, 0):
             return  # the call by which this rank joined was seen to return after the others had gone on
         known.open.setdefault((call, number), entry.come_ns)
-        counted = [other for other in known.members if not other.lost]
+        counted = [other for other in known.members if other.is_counted(call)]
         entries = {other: theirs for other in counted if (theirs := other.entry(call, number))}
         if len(entries) == len(counted):
             del known.open[call, number]
@@ -261,6 +267,16 @@ class Communicators:
                 self._complete(known, entries)
         elif len(known.open) > MAX_OPEN:
             known.open.popitem(last=False)
+
+    def _align(self, known: Communicator, call: int, sequence: Sequence) -> None:
+        """Count on after a gap: by a rank that had none, or from here on where every one had."""
+        others = (member.sequences.get(call) for member in known.members)
+        reference = next((other for other in others if other and other.is_aligned), None)
+        if reference is None:
+            sequence.is_aligned = True
+            known.done[call] = sequence.count
+        else:
+            sequence.align(reference)
 
     def _complete(self, known: Communicator, entries: dict[Member, Entry]) -> None:
         known.rounds += 1

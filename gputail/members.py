@@ -9,9 +9,15 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gputail.drift import Lateness
 from gputail.probes import table
 
+# Entries of a rank that are compared with those of another, to find out which rounds they are; and how close (in times of what lies
+# between two of them) they must be on average.
+ALIGNED = 32
+CLOSE = 0.25
 KEPT = 512  # entries of one function that are remembered of a rank
 # A collective that has not finished for so long is shown.
 OPEN_NS = 1_000_000_000
@@ -52,22 +58,41 @@ class Round:
 
 
 class Sequence:
-    """A rank's entries of one function, in order; the last KEPT of them."""
+    """A rank's entries of one function, in order; the last KEPT of them.
 
-    __slots__ = ("count", "entries")
+    is_aligned: which rounds they are is known. It is not where records were lost before them, until times have told.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("count", "entries", "is_aligned")
+
+    def __init__(self, is_aligned: bool = True) -> None:
         self.count = 0
         self.entries: deque[Entry] = deque(maxlen=KEPT)
+        self.is_aligned = is_aligned
 
     def add(self, entry: Entry) -> None:
         self.count += 1
         self.entries.append(entry)
 
     def at(self, number: int) -> Entry | None:
-        """The entry of that number, from 0; None where it has not come or is forgotten."""
+        """The entry of that number, from 0; None where it has not come or is not known."""
         index = number - self.count + len(self.entries)
-        return self.entries[index] if 0 <= index < len(self.entries) else None
+        return self.entries[index] if self.is_aligned and 0 <= index < len(self.entries) else None
+
+    def align(self, reference: Sequence) -> None:
+        """Find out by the times of another rank's entries which rounds the last ALIGNED of these are, if that is without doubt.
+
+        Ranks come to a round at about the same time, since none can be a whole collective ahead of another.
+        """
+        mine = np.array([entry.come_ns for entry in self.entries], np.int64)[-ALIGNED:]
+        theirs = np.array([entry.come_ns for entry in reference.entries], np.int64)
+        if len(mine) < ALIGNED or len(theirs) < ALIGNED:
+            return
+        apart = np.abs(np.lib.stride_tricks.sliding_window_view(theirs, ALIGNED) - mine).mean(axis=1)
+        best = int(np.argmin(apart))
+        if apart[best] < CLOSE * np.diff(mine).mean():
+            self.count = reference.count - len(theirs) + best + ALIGNED
+            self.is_aligned = True
 
 
 @dataclass(eq=False)
@@ -87,8 +112,18 @@ class Member:
     latest: tuple[int, Entry] | None = None
     last_times: int = 0  # how often it came last
     late_ns: int = 0  # by how much, in sum
-    lost: bool = False  # rows of its threads were lost: its entries cannot be counted any more
+    has_gap: bool = False  # rows of its threads were lost: its entries had to be counted anew
     lateness: Lateness = field(default_factory=Lateness)
+
+    def is_counted(self, call: int) -> bool:
+        """Whether it is known which round of a function its next one is."""
+        sequence = self.sequences.get(call)
+        return sequence.is_aligned if sequence else not self.has_gap
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether none of its entries can be told any more."""
+        return self.has_gap and not any(sequence.is_aligned for sequence in self.sequences.values())
 
     def entry(self, call: int, number: int) -> Entry | None:
         """When it came to that collective; None where it has not, or that is not known any more."""
@@ -116,7 +151,7 @@ class Communicator:
     @property
     def untraced(self) -> int | None:
         """How many of its ranks are not traced here, or cannot be counted; None where its size is not known."""
-        return None if self.size is None else max(self.size - sum(not member.lost for member in self.members), 0)
+        return None if self.size is None else max(self.size - sum(not member.is_lost for member in self.members), 0)
 
     def view(self, now_ns: int) -> CommunicatorView:
         """It as it is at `now_ns`."""
@@ -165,7 +200,7 @@ def _open(known: Communicator, now_ns: int) -> Iterator[OpenCollective]:
     """The oldest collective that has not finished, if that is so for OPEN_NS: not all came, or who came still waits."""
     (call, number), since_ns = next(iter(known.open.items()), ((0, 0), now_ns))
     if now_ns - since_ns < OPEN_NS:
-        waiting = [(m.waits_since, m) for m in known.members if m.waits_since and not m.lost]
+        waiting = [(m.waits_since, m) for m in known.members if m.waits_since and m.is_counted(m.waits_since[0])]
         if not waiting:
             return
         (call, entry), member = min(waiting, key=lambda one: one[0][1].come_ns)
@@ -174,8 +209,8 @@ def _open(known: Communicator, now_ns: int) -> Iterator[OpenCollective]:
         number = sequence.count - sum(other.come_ns >= since_ns for other in sequence.entries)
         if now_ns - since_ns < OPEN_NS:
             return
-    came = [m for m in known.members if not m.lost and m.entry(call, number)]
-    missing = [m for m in known.members if not m.lost and m not in came]
+    came = [m for m in known.members if m.entry(call, number)]
+    missing = [m for m in known.members if m.is_counted(call) and m not in came]
     if not missing and not any(m.waits_since for m in came):
         return
     yield OpenCollective("graph" if call == GRAPH_LAUNCH else table.BY_NUMBER[call].name, number + 1, since_ns, _who(came), _who(missing))

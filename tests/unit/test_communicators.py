@@ -193,6 +193,53 @@ def test_a_rank_whose_rows_were_lost_is_not_counted_on() -> None:
     assert communicators.views(START_NS)[0].untraced == 1
 
 
+def steps(actors: list[Actor], count: int, late: dict[int, int] | None = None, **fields: int) -> None:
+    """Steps of 5 ms with two collectives each."""
+    for _ in range(count):
+        for number, actor in enumerate(actors):
+            start = actor.now_ns
+            actor.rest((late or {}).get(number, 0))
+            reduce(reduce(actor, **(fields if number == 1 else {})))
+            actor.rest(start + 5 * MS - actor.now_ns)
+        fields = {}
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3])
+def test_after_a_gap_a_rank_is_counted_on_by_the_times_of_another(missed: int) -> None:
+    actors = [rank(0), rank(1)]
+    steps(actors, 10)
+    del actors[1].rows[-missed:]
+    steps(actors, 40, flags=AFTER_GAP)
+    begin = actors[0].now_ns
+    steps(actors, 10, late={1: MS})
+    communicators = learned(*actors)
+    rounds = communicators.rounds(500, 500, begin, LATER, LATER)
+    assert len(rounds) == 20 and {of.late_ns for of in rounds} == {MS}
+    assert communicators.views(START_NS)[0].untraced == 0
+
+
+def test_where_every_rank_had_a_gap_they_are_counted_from_there() -> None:
+    actors = [rank(0), rank(1)]
+    steps(actors, 3)
+    del actors[0].rows[-2:]
+    del actors[1].rows[-5:]
+    for number, actor in enumerate(actors):
+        actor.rest(100 * US * number)
+        reduce(actor, flags=AFTER_GAP).rest(4 * MS - 10 * US - 100 * US * number)
+    steps(actors, 70)
+    begin = actors[0].now_ns
+    steps(actors, 10, late={0: MS})
+    rounds = learned(*actors).rounds(501, 501, begin, LATER, LATER)
+    assert len(rounds) == 20 and {of.late_ns for of in rounds} == {MS}
+
+
+def test_graphs_of_programs_without_collectives_are_not_looked_at() -> None:
+    actor = Actor()
+    for _ in range(3):
+        actor.call("cuGraphLaunch", US, handle=0xB0)
+    assert learned(actor, reduce(rank(0))).views(START_NS)[0].ranks[0].replayed == 0
+
+
 def test_it_does_not_matter_how_the_rows_are_cut() -> None:
     one, two = captured(rank(0)), captured(rank(1))
     for actor in (one, two):
