@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gputail.events import CALL
+from gputail.pipeline import Pipeline
 from gputail.probes import kernel, links, table
 from gputail.probes.kernel import Kernel, KernelOptions
 from gputail.probes.table import BY_NUMBER
@@ -113,6 +114,43 @@ def test_a_split_tells_its_parent_colour_and_key(start: Callable[[], Caller]) ->
     assert sorted(seen) == sorted(
         ("ncclCommSplit", caller.pid, caller.get("part"), caller.get("comm"), 3, key) for caller, key in zip(ranks, (9, 4), strict=True)
     )
+
+
+def test_an_id_in_a_list_of_ids_is_read_through_its_pointer(start: Callable[[], Caller]) -> None:
+    caller = start()
+    tracer = follow([caller])
+    try:
+        call_all([caller], "call ncclCommInitRankScalable 1 &comm 1 0 1 'one-of-a-list 0")
+        ((name, _, handle, seen, ranks, rank),) = rows_of(tracer, "ncclCommInitRankScalable")
+    finally:
+        tracer.close()
+    assert (name, handle, ranks, rank) == ("ncclCommInitRankScalable", caller.get("comm"), 1, 0)
+    assert seen != 0
+
+
+def test_collectives_captured_into_a_graph_are_seen_again_with_each_launch_of_it(start: Callable[[], Caller]) -> None:
+    caller = start()
+    tracer, pipeline = follow([caller]), Pipeline()
+    try:
+        caller.start_gpu()
+        for command in (
+            "ncclCommInitRank 1 &comm 1 id:graph 0",
+            "cuStreamCreate 1 &s 1",
+            "cuStreamBeginCapture_v2 1 $s 0",
+            "ncclAllReduce 3 0 0 1024 7 0 $comm $s",
+            "cuStreamEndCapture 1 $s &graph",
+            "cuGraphInstantiateWithFlags 1 &exec $graph 0",
+            "cuGraphLaunch 5 $exec $s",
+            "cuStreamSynchronize 1 $s",
+        ):
+            call_all([caller], f"call {command}")
+        pipeline.feed(tracer.poll())
+        pipeline.feed(tracer.finish())
+    finally:
+        tracer.close()
+    (view,) = pipeline.snapshot().communicators
+    (one,) = view.ranks
+    assert (one.captured, one.replayed, one.collectives) == (3, 5, 5)
 
 
 POINTER_LIBRARY = """
