@@ -258,15 +258,15 @@ class Communicators:
         if number < known.done.get(call, 0):
             return  # the call by which this rank joined was seen to return after the others had gone on
         known.open.setdefault((call, number), entry.come_ns)
-        counted = [other for other in known.members if other.is_counted(call)]
-        entries = {other: theirs for other in counted if (theirs := other.entry(call, number))}
-        if len(entries) == len(counted):
-            del known.open[call, number]
-            if len(entries) > 1:
-                known.done[call] = number + 1
-                self._complete(known, entries)
-        elif len(known.open) > MAX_OPEN:
-            known.open.popitem(last=False)
+        if any(other.is_counted(call) and not other.entry(call, number) for other in known.members):
+            if len(known.open) > MAX_OPEN:
+                known.open.popitem(last=False)
+            return
+        del known.open[call, number]
+        entries = {other: theirs for other in known.members if (theirs := other.entry(call, number))}
+        if len(entries) > 1:
+            known.done[call] = number + 1
+            self._complete(known, entries)
 
     def _align(self, known: Communicator, call: int, sequence: Sequence) -> None:
         """Count on after a gap: by a rank that had none, or from here on where every one had."""

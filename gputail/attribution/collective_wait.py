@@ -42,6 +42,7 @@ from gputail.tail import Contribution
 CAUSE = "collective_wait"
 LATEST = 9  # usual requests that tell what is usual of it
 APART = 0.25  # of the later one's lateness, by which another rank must have been there before it
+MOST = 0.5
 LATEST_DOING = 5  # and what the late rank usually does meanwhile
 _OWN_PARTS = (RUN_QUEUE, OFF_CPU, ALLOC, MODULE, HOST, LAUNCH)
 
@@ -88,6 +89,8 @@ def _came_late(case: Case, rounds: list[Round]) -> list[Contribution]:
         sum(_waited_for(found, _waits(case.thread(start, end))).values()) for found, (start, end) in zip(usual_rounds, latest, strict=True)
     ]
     beyond = total - int(median(before)) if before else total
+    if any(of.communicator.untraced != 0 for of in rounds) and beyond < MOST * _left(case):
+        return []  # it waited on after the last of those that are traced: somebody else was later still
     out: list[Contribution] = []
     for member, ns in waited.most_common():
         of = max((one for one in rounds if one.last is member), key=lambda one: one.late_ns)

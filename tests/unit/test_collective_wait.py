@@ -102,6 +102,17 @@ def test_without_the_late_ranks_data_nobody_is_blamed() -> None:
         assert all(c.cause != "collective_wait" for c in record.contributions)
 
 
+def test_where_one_not_traced_was_later_still_no_traced_one_is_blamed() -> None:
+    late: dict[int, Before] = {1: lambda actor: actor.rest(2 * MS), 2: lambda actor: actor.rest(8 * MS)}
+    found = World().run(lambda world: world.step(late)).outliers(leaving_out=2)
+    assert [(c.cause, c.culprit_pid) for c in found[0].contributions] == [("unknown", None)]
+
+
+def test_where_a_traced_one_was_late_it_is_blamed_though_others_are_not_traced() -> None:
+    found = World(ranks=2, size=8).run(lambda world: world.step({1: lambda actor: actor.rest(8 * MS)})).outliers()
+    assert (found[0].cause, found[0].contributions[0].culprit_pid) == ("collective_wait", 501)
+
+
 def test_a_gpu_that_was_slow_for_no_visible_reason_leaves_it_unknown() -> None:
     found = World().run(lambda world: world.step(gpu_ns={2: 8 * MS})).outliers()
     assert {record.cause for record in found.values()} == {"unknown"}
