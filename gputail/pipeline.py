@@ -41,6 +41,7 @@ RECENT_OF_WORKLOAD = 32  # outliers
 # What was usual before a pause this long in a tier of probes is learned anew.
 FORGET_BASELINE_NS = 60_000_000_000
 
+_NO_CALLS = (table.OFF_CPU_CALL, table.MEMBER_CALL)  # rows that no call of its own stands behind
 # What was lost where the thread it belongs to is not known: requests open at that time may lack it.
 _LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
 
@@ -155,7 +156,10 @@ class Pipeline:
             self._lost[stage] = self._lost.get(stage, 0) + count
             if count and stage in _LOST_ANYWHERE:
                 self._gaps.append((self._watermark_ns, batch.watermark_ns))
-        calls = self._take_exits(self._tiers.learn(batch.calls))
+        calls = self._tiers.learn(batch.calls)
+        exits = calls["call"] == table.EXIT_CALL
+        ended = [(int(row["tgid"]), int(row["start_ns"])) for row in calls[exits]]
+        calls = calls[~exits] if ended else calls
         self._events += len(calls)
         if len(calls):
             self._history.add(calls)
@@ -165,16 +169,9 @@ class Pipeline:
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
         self._take(self._requests.feed(calls, self._watermark_ns), self._watermark_ns)
         self._history.forget(self._watermark_ns)
+        for tgid, at_ns in ended:
+            self._communicators.end_process(tgid, at_ns)
         self._communicators.forget(self._watermark_ns)
-
-    def _take_exits(self, calls: np.ndarray) -> np.ndarray:
-        """The rows without those that say that a process has ended."""
-        is_exit = calls["call"] == table.EXIT_CALL
-        if not is_exit.any():
-            return calls
-        for row in calls[is_exit]:
-            self._communicators.end_process(int(row["tgid"]), int(row["start_ns"]))
-        return calls[~is_exit]
 
     def _feed_in_parts(self, batch: events.Batch) -> None:
         for first in range(0, len(batch.calls), MAX_ROWS):
@@ -245,7 +242,7 @@ class Pipeline:
         cells = np.bincount(row * (BUCKETS + 1) + bucket_of(duration), minlength=len(seen) * (BUCKETS + 1))
         sums = np.bincount(row, weights=duration, minlength=len(seen))
         for index, function in enumerate(seen.tolist()):
-            if function == table.OFF_CPU_CALL:
+            if function in _NO_CALLS:
                 continue
             histogram = self._calls.setdefault(function, Histogram())
             histogram.add_buckets(cells[index * (BUCKETS + 1) : (index + 1) * (BUCKETS + 1)], int(sums[index]))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from gputail.capture import CaptureReader, CaptureWriter
+from gputail.cli import main
 from gputail.communicators import Communicators
 from gputail.drift import RECENT, SPAN_NS, Lateness
-from gputail.events import AFTER_GAP
+from gputail.events import AFTER_GAP, Batch
 from gputail.members import OPEN_NS
+from gputail.pipeline import Pipeline
 from gputail.probes.table import EXIT_CALL, MEMBER_CALL
-from tests.unit.streams import MS, START_NS, US, Actor, S, replay, stream
+from tests.unit.streams import MS, START_NS, US, Actor, S, batches, stream
 
 WORLD = 0x1234567800000000
 LATER = START_NS + 3600 * S
@@ -176,9 +181,42 @@ def test_a_job_that_has_ended_leaves_nothing_open() -> None:
 
 
 def test_a_process_that_ended_is_told_by_its_row() -> None:
-    actors = [reduce(rank(0)), reduce(rank(1))]
-    actors[0].row(EXIT_CALL, actors[0].now_ns + MS, 0)
-    assert replay(*actors) == []
+    actors = [reduce(rank(0)), rank(1)]
+    for actor in actors:
+        actor.row(EXIT_CALL, actor.now_ns + 5 * S, 0)
+    pipeline = Pipeline()
+    for batch in batches(stream(*actors)):
+        pipeline.feed(batch)
+    (view,) = pipeline.snapshot().communicators
+    assert len(view.open) == 1
+    pipeline.feed(Batch(watermark_ns=LATER))
+    assert pipeline.snapshot().communicators == ()
+
+
+def test_rows_that_are_no_calls_are_not_counted_as_such() -> None:
+    actor = Actor().call("ncclCommInitAll", MS, handle=0x70, stream=WORLD, size=2)
+    actor.row(MEMBER_CALL, actor.now_ns, 0, handle=0x80, stream=WORLD, size=2, block=1, depth=1).row(EXIT_CALL, actor.now_ns + MS, 0)
+    pipeline = Pipeline()
+    for batch in batches(stream(actor)):
+        pipeline.feed(batch)
+    assert set(pipeline.snapshot().calls) == {"ncclCommInitAll"}
+
+
+def test_a_recording_with_them_can_be_reported_on(tmp_path: Path) -> None:
+    actor = rank(0, ranks=1)
+    for _ in range(60):
+        reduce(actor.launch(5)).sync(MS).rest(3 * MS)
+    actor.row(MEMBER_CALL, actor.now_ns, 0, handle=0x80, stream=WORLD, size=2, block=1).row(EXIT_CALL, actor.now_ns + MS, 0)
+    path = str(tmp_path / "ranks.gpt")
+    with CaptureWriter(path) as writer:
+        for batch in batches(stream(actor), [7, 100]):
+            writer.write(batch)
+    assert main(["report", path]) == 0
+    again = Pipeline()
+    for batch in CaptureReader(path):
+        again.feed(batch)
+    (view,) = again.snapshot().communicators
+    assert [(one.rank, one.collectives) for one in view.ranks] == [(0, 60)]
 
 
 def test_a_rank_whose_rows_were_lost_is_not_counted_on() -> None:
