@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from gputail.attribution.case import GREW, MATERIAL, Case, contribution
-from gputail.attribution.doing import growth, profile, what_instead
+from gputail.attribution.doing import WAITING, growth, profile, what_instead
 from gputail.budget import (
     ALLOC,
     BLOCKS,
@@ -36,13 +36,14 @@ from gputail.budget import (
     SYNC,
     WAIT_OF_CALL,
 )  # fmt: skip
-from gputail.members import Member, Round
+from gputail.members import Entry, Member, Round
 from gputail.tail import Contribution
 
 CAUSE = "collective_wait"
 LATEST = 9  # usual requests that tell what is usual of it
 APART = 0.25  # of the later one's lateness, by which another rank must have been there before it
 MOST = 0.5
+MAX_MEMBERS = 16  # that are looked at for having had more to do
 LATEST_DOING = 5  # and what the late rank usually does meanwhile
 _OWN_PARTS = (RUN_QUEUE, OFF_CPU, ALLOC, MODULE, HOST, LAUNCH)
 
@@ -133,8 +134,9 @@ def _had_more_to_do(case: Case, rounds: list[Round]) -> list[Contribution]:
     if max(case.grew("launches"), case.grew("block_threads"), case.grew("htod_bytes"), case.grew("copy_bytes")) >= GREW:
         return []
     found: dict[Member, tuple[float, Round]] = {}
-    for number, of in enumerate(rounds):
-        for member in of.others:
+    for number in {0, len(rounds) - 1} if rounds else ():  # each is judged by all that was enqueued since the step before
+        of = rounds[number]
+        for member in list(of.others)[:MAX_MEMBERS]:
             if member in found or member.tgid == case.request.tgid:
                 continue
             now, usually = _doing(case, rounds, number, member)
@@ -153,9 +155,36 @@ def _had_more_to_do(case: Case, rounds: list[Round]) -> list[Contribution]:
 def _blame(case: Case, rounds: list[Round], of: Round, member: Member, late_ns: int, ns: int) -> list[Contribution]:
     now, usually = _doing(case, rounds, rounds.index(of), member)
     instead = what_instead(now, usually, late_ns) if now else None
-    rank = "?" if member.rank is None else member.rank
-    text = f"rank {rank} of communicator {member.communicator.name} (pid {member.tgid}), {late_ns / 1e6:.1f} ms late"
+    text = f"{_who(member)}, {late_ns / 1e6:.1f} ms late"
+    if instead == WAITING and (beyond := _waited_itself(case, rounds, of, member, late_ns)):
+        return contribution(CAUSE, ns, beyond[0].tgid, f"{beyond[1]}; {_who(member)} waited for it")
     return contribution(CAUSE, ns, member.tgid, f"{text}: {instead}" if instead else text)
+
+
+def _who(member: Member) -> str:
+    return f"rank {'?' if member.rank is None else member.rank} of communicator {member.communicator.name} (pid {member.tgid})"
+
+
+def _waited_itself(case: Case, rounds: list[Round], of: Round, member: Member, late_ns: int) -> tuple[Member, str] | None:
+    """Whom the late rank waited for in another communicator, for most of what it was late, and what is to be said of that one."""
+    span = _span(rounds, rounds.index(of), member)
+    if span is None:
+        return None
+    since, until = span
+    rows = case.process(member.tgid, since.end_ns, until.end_ns + 1)
+    theirs = [
+        one
+        for one in case.communicators.rounds(member.tgid, until.tid, since.come_ns, until.come_ns, until.end_ns + 1)
+        if one.communicator is not of.communicator
+    ]
+    (other, waited_ns), *_ = *_waited_for(theirs, _waits(rows[rows["tid"] == until.tid])).most_common(1), (None, 0)
+    if other is None or waited_ns < MOST * late_ns:
+        return None
+    last = max((one for one in theirs if one.last is other), key=lambda one: one.late_ns)
+    numbers = range(last.number, max(last.number - 1 - LATEST_DOING, 0), -1)
+    now, *usually = (_profile(case, other, other.entry(last.function, n - 1), other.entry(last.function, n)) for n in numbers)
+    instead = what_instead(now, [one for one in usually if one], last.late_ns) if now else None
+    return other, f"{_who(other)}, {last.late_ns / 1e6:.1f} ms late" + (f": {instead}" if instead else "")
 
 
 def _doing(case: Case, rounds: list[Round], number: int, member: Member) -> tuple[dict[str, int] | None, list[dict[str, int]]]:
@@ -170,8 +199,17 @@ def _doing(case: Case, rounds: list[Round], number: int, member: Member) -> tupl
 
 
 def _stretch(case: Case, rounds: list[Round], number: int, member: Member) -> dict[str, int] | None:
+    span = _span(rounds, number, member)
+    return _profile(case, member, *span) if span else None
+
+
+def _span(rounds: list[Round], number: int, member: Member) -> tuple[Entry, Entry] | None:
     first, until = rounds[0], rounds[number].others.get(member)
     since = member.entry(first.function, first.number - 1) if first.communicator is member.communicator else None
+    return (since, until) if since and until else None
+
+
+def _profile(case: Case, member: Member, since: Entry | None, until: Entry | None) -> dict[str, int] | None:
     if until is None or since is None or since.come_ns >= until.come_ns:
         return None
     rows = case.process(member.tgid, since.end_ns, until.end_ns + 1)

@@ -29,7 +29,8 @@ from gputail.budget import (
 
 LARGE_BYTES = 1 << 20  # less than so much more is copied in no time
 # Parts of a stretch and what is said of a rank that spent more than usual in them.
-_PARTS = {COPY: "copying", ALLOC: "allocating", MODULE: "loading kernels", SYNC: "waiting", COLLECTIVE: "waiting", LAUNCH: "launching"}
+WAITING = "waiting"
+_PARTS = {COPY: "copying", ALLOC: "allocating", MODULE: "loading kernels", SYNC: WAITING, COLLECTIVE: WAITING, LAUNCH: "launching"}
 PREEMPTED, BLOCKED, HOST = "preempted", "blocked in the host", "computing"
 # Whoever was kept off the CPU for this share of what it came late is late for that, wherever in its calls it happened.
 MOSTLY = 0.5
@@ -94,9 +95,9 @@ def what_instead(now: dict[str, int], usually: list[dict[str, int]], late_ns: in
         more_work = ""
     copies = grew["bytes"] >= LARGE_BYTES and now["bytes"] >= GREW * before["bytes"]
     word = max((*dict.fromkeys(_PARTS.values()), BLOCKED, HOST), key=lambda word: grew[word])
-    if grew[word] < late_ns / 4 or word == "waiting":
+    if grew[word] < late_ns / 4 or word == WAITING:
         # The host was as fast as ever, or waited: its GPU was busy.
-        return more_work or ("copying" if copies else "waiting" if grew["waiting"] >= late_ns / 4 else None)
+        return more_work or ("copying" if copies else WAITING if grew[WAITING] >= late_ns / 4 else None)
     # Copies of the usual size that took longer waited for the work before them.
     if more_work and (word in (HOST, "launching") or (word == _PARTS[COPY] and not copies)):
         return more_work

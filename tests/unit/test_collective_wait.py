@@ -171,5 +171,36 @@ def test_a_communicator_of_one_rank_waits_for_nobody() -> None:
     assert {record.cause for record in world.outliers().values()}.isdisjoint({"collective_wait"})
 
 
+def test_a_rank_that_was_late_since_it_waited_itself_leads_to_whom_it_waited_for() -> None:
+    """Two communicators: 500 and 501 in one, 501 and 502 in another; 501 waits for 502 before it comes to 500."""
+    first, middle, last = World(ranks=3).actors
+    inner = 0x1111111100000000
+    for rank, actor in ((0, middle), (1, last)):
+        actor.call("ncclCommInitRank", MS, handle=0x90, stream=inner, size=2, block=rank)
+    outer = {first: 0x70, middle: 0x71}
+    for number in range(STEPS):
+        for actor in (middle, last):
+            actor.htod()
+        if number == SLOW:
+            last.htod(64 << 20, duration_ns=8 * MS)
+        for actor in (middle, last):
+            actor.launch(5).call("ncclAllReduce", 10 * US, handle=0x90, stream=7)
+        done = max(middle.now_ns, last.now_ns) + 100 * US
+        for actor in (middle, last):
+            actor.sync(done - actor.now_ns)
+        first.htod().launch(10)
+        for actor, handle in outer.items():
+            actor.launch(2).call("ncclBroadcast", 10 * US, handle=handle, stream=7)
+        done = max(actor.now_ns for actor in outer) + MS
+        for actor in outer:
+            actor.dtoh(duration_ns=done - actor.now_ns).rest(3 * US).sync().rest(2 * MS)
+        last.rest(middle.now_ns - last.now_ns)
+    (found,) = [record for record in replay(first, middle, last) if record.outlier and record.pid == 500]
+    assert (found.cause, found.contributions[0].culprit_pid) == ("collective_wait", 502)
+    assert found.contributions[0].culprit == (
+        "rank 1 of communicator 11111111 (pid 502), 8.0 ms late: copying; rank 1 of communicator abcdef01 (pid 501) waited for it"
+    )
+
+
 def test_times_are_those_of_the_stream() -> None:
     assert World().actors[0].now_ns == START_NS + MS
