@@ -35,6 +35,7 @@ enum kind {
 	KIND_COPY_2D,
 	KIND_COPY_3D,
 	KIND_COLLECTIVE,
+	KIND_MEMBERS,
 };
 
 /* The cookie of an attached address, packed by gputail/probes/table.py. */
@@ -51,6 +52,7 @@ enum kind {
 #define COOKIE_PER_THREAD(cookie) (((cookie) >> 52) & 1)
 #define COOKIE_NARROW(cookie) (((cookie) >> 53) & 1)
 #define COOKIE_STACK_ARGS(cookie) (((cookie) >> 54) & 1)
+#define COOKIE_ID(cookie) (((cookie) >> 55) & 15)
 
 #define STREAM_LEGACY 1     /* CU_STREAM_LEGACY: the default stream by its other name */
 #define STREAM_PER_THREAD 2 /* CU_STREAM_PER_THREAD */
@@ -60,6 +62,7 @@ struct frame {
 	u64 sp;                  /* stack pointer at entry: tells the call's frame from all others */
 	u64 out;                 /* where the call will leave its handle, 0 if it does not */
 	u64 name;                /* the string that names that handle, 0 if there is none */
+	u64 members;             /* handles that the call will leave there, if more than one */
 };
 
 struct thread {
@@ -279,6 +282,7 @@ static __always_inline struct frame *open_frame(struct pt_regs *ctx, struct thre
 	frame->sp = sp;
 	frame->out = 0;
 	frame->name = 0;
+	frame->members = 0;
 	frame->event.handle = 0;
 	frame->event.stream = 0;
 	frame->event.size = 0;
@@ -375,6 +379,33 @@ static __always_inline void submit(void *ctx, struct thread *thread, struct fram
 	}
 }
 
+/* Take a word into a hash of 64 bits. */
+static __always_inline u64 mix(u64 hash, u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ (hash >> 29);
+}
+
+#define NCCL_IN_PROGRESS 7 /* a communicator that is still being made in the background; its handle is there */
+
+/* A record for each further communicator that the call has made; its own, the first's, is in the ring by now. */
+static __always_inline void submit_members(void *ctx, struct thread *thread, struct frame *frame, u64 now)
+{
+	u32 rank;
+
+	frame->event.call = MEMBER_CALL;
+	frame->event.depth++;
+#pragma clang loop unroll(disable)
+	for (rank = 1; rank < MAX_MEMBERS; rank++) {
+		if (rank >= frame->members)
+			break;
+		if (bpf_probe_read_user(&frame->event.handle, 8, (void *)(frame->out + 8 * rank)))
+			break;
+		frame->event.block = rank;
+		submit(ctx, thread, frame, now);
+	}
+}
+
 /* Complete the record of the call that returns, and hand it to the ring. */
 int leave(struct pt_regs *ctx)
 {
@@ -401,7 +432,7 @@ int leave(struct pt_regs *ctx)
 	frame->event.duration_ns = now - frame->event.start_ns;
 	frame->event.result = RESULT(ctx);
 	frame->event.cpu = bpf_get_smp_processor_id();
-	if (frame->out && !frame->event.result) {
+	if (frame->out && (!frame->event.result || frame->event.result == NCCL_IN_PROGRESS)) {
 		if (bpf_probe_read_user(&frame->event.handle, 8, (void *)frame->out))
 			frame->event.flags |= CALL_ARGS_UNREAD;
 		else if (frame->name)
@@ -412,10 +443,14 @@ int leave(struct pt_regs *ctx)
 		thread->is_named = 1;
 		name_kind = NAME_THREAD;
 	}
+	if (frame->members) /* no id was passed: all its ranks are in this process */
+		frame->event.stream = frame->event.handle ? mix(id, frame->event.handle) : 0;
 	FORGET(frame);
 	if (name_kind)
 		send_name(ctx, frame, name_kind);
 	FORGET(frame);
 	submit(ctx, thread, frame, now);
+	if (frame->members && !frame->event.result)
+		submit_members(ctx, thread, frame, now);
 	return 0;
 }

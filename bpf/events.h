@@ -10,6 +10,9 @@
 
 #define OFF_CPU_CALL 200 /* call number of a stretch off the CPU; 201 is user space's, for a change of tier */
 
+#define MEMBER_CALL 338 /* a further communicator that one call has made */
+#define MAX_MEMBERS 16 /* of which so many are told, the first included */
+
 /* flags of struct call_event */
 #define CALL_AFTER_GAP 1   /* records of this thread before this one were lost */
 #define CALL_ARGS_UNREAD 2 /* an argument lay in memory that could not be read: handle, size or block may be 0 */

@@ -6,6 +6,30 @@
 #define DATATYPE_SHIFTS 0x001321332200ULL
 #define DATATYPES 12
 
+/* Where an ncclUniqueId lies: behind the pointer that is argument `place`, or, on the stack, as the first thing there. */
+#define ID_ON_STACK 15
+#define ID_WORDS 16 /* as many as there is room for in thread->args */
+
+/* Note in the record what tells the communicator from all others: 64 bits made of the 128 bytes of its id. */
+static __always_inline void read_id(struct thread *thread, struct frame *frame, u64 place)
+{
+	u64 hash = 0;
+	u32 word;
+
+	if (bpf_probe_read_user(thread->args, sizeof(thread->args),
+				(void *)(place == ID_ON_STACK ? STACK_ARGS(frame->sp) : ARGUMENT(thread, place)))) {
+		frame->event.flags |= CALL_ARGS_UNREAD;
+		return;
+	}
+#pragma unroll
+	for (word = 0; word < ID_WORDS; word++) {
+		FORGET(thread); /* or all words are loaded first, onto the stack */
+		hash = mix(hash, thread->args[word]);
+	}
+	FORGET(frame);
+	frame->event.stream = hash;
+}
+
 static __always_inline int enter_nccl(struct pt_regs *ctx, u64 cookie)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -29,7 +53,12 @@ static __always_inline int enter_nccl(struct pt_regs *ctx, u64 cookie)
 			frame->event.flags |= CALL_ARGS_UNREAD;
 		}
 	}
-	close_entry(thread, frame, cookie);
+	FORGET(frame);
+	if (COOKIE_KIND(cookie) == KIND_MEMBERS)
+		frame->members = frame->event.size;
+	if (COOKIE_ID(cookie))
+		read_id(thread, frame, COOKIE_ID(cookie)); /* last: it takes the place of the arguments */
+	close_entry(thread, frame, 0); /* no function of NCCL's has a per-thread variant */
 	return 0;
 }
 

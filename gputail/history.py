@@ -76,8 +76,12 @@ class History:
 
         return self._select(since_ns, before_ns - 1, chosen)
 
+    def process(self, tgid: int, since_ns: int, before_ns: int) -> np.ndarray:
+        """All rows of a process that ended from `since_ns` to before `before_ns`."""
+        return self._select(since_ns, before_ns - 1, lambda chunk, part: chunk.tgids[part] == tgid)
+
     def foreign(self, tgid: int, since_ns: int, before_ns: int) -> np.ndarray:
-        """The same by all other processes."""
+        """Work for the GPU and waits by all other processes."""
         return self._select(since_ns, before_ns - 1, lambda chunk, part: (chunk.tgids[part] != tgid) & chunk.on_gpu[part])
 
     def _select(self, low_ns: int, high_ns: int, chosen: Callable[[_Chunk, slice], np.ndarray]) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gputail import attribution, events
 from gputail.baseline import Baseline, RegimeChange, Usual
+from gputail.communicators import Communicators
 from gputail.histogram import BUCKETS, Histogram, bucket_of
 from gputail.history import History
 from gputail.names import Names
@@ -40,6 +41,7 @@ RECENT_OF_WORKLOAD = 32  # outliers
 # What was usual before a pause this long in a tier of probes is learned anew.
 FORGET_BASELINE_NS = 60_000_000_000
 
+_NO_CALLS = (table.OFF_CPU_CALL, table.MEMBER_CALL)  # rows that no call of its own stands behind
 # What was lost where the thread it belongs to is not known: requests open at that time may lack it.
 _LOST_ANYWHERE = ("malformed", "in_flight_full", "too_deep")
 
@@ -131,6 +133,7 @@ class Pipeline:
         self._history = History()
         self._names = Names()
         self._streams = Streams()
+        self._communicators = Communicators()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
         self._released: list[tuple[int, int, int, Request]] = []
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
@@ -154,14 +157,21 @@ class Pipeline:
             if count and stage in _LOST_ANYWHERE:
                 self._gaps.append((self._watermark_ns, batch.watermark_ns))
         calls = self._tiers.learn(batch.calls)
+        exits = calls["call"] == table.EXIT_CALL
+        ended = [(int(row["tgid"]), int(row["start_ns"])) for row in calls[exits]]
+        calls = calls[~exits] if ended else calls
         self._events += len(calls)
         if len(calls):
             self._history.add(calls)
             self._streams.learn(calls)
+            self._communicators.learn(calls)
             self._count_calls(calls)
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
         self._take(self._requests.feed(calls, self._watermark_ns), self._watermark_ns)
         self._history.forget(self._watermark_ns)
+        for tgid, at_ns in ended:
+            self._communicators.end_process(tgid, at_ns)
+        self._communicators.forget(self._watermark_ns)
 
     def _feed_in_parts(self, batch: events.Batch) -> None:
         for first in range(0, len(batch.calls), MAX_ROWS):
@@ -214,6 +224,8 @@ class Pipeline:
             lost=dict(self._lost),
             recent_outliers=tuple(self._outliers),
             regime_changes=tuple(self._regimes),
+            communicators=self._communicators.views(self._watermark_ns),
+            drifts=tuple(self._communicators.drifts),
             health=health or Health(),
         )
 
@@ -230,7 +242,7 @@ class Pipeline:
         cells = np.bincount(row * (BUCKETS + 1) + bucket_of(duration), minlength=len(seen) * (BUCKETS + 1))
         sums = np.bincount(row, weights=duration, minlength=len(seen))
         for index, function in enumerate(seen.tolist()):
-            if function == table.OFF_CPU_CALL:
+            if function in _NO_CALLS:
                 continue
             histogram = self._calls.setdefault(function, Histogram())
             histogram.add_buckets(cells[index * (BUCKETS + 1) : (index + 1) * (BUCKETS + 1)], int(sums[index]))
@@ -284,7 +296,9 @@ class Pipeline:
         tier = TIERS[request.tier]
         if usual is None:
             return RequestRecord(*common, False, request.parts, tier=tier)
-        verdict = attribution.attribute(request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams)
+        verdict = attribution.attribute(
+            request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams, self._communicators
+        )
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputail.baseline import RegimeChange
+    from gputail.drift import Drift
     from gputail.histogram import Histogram
+    from gputail.members import CommunicatorView
     from gputail.tail import RequestRecord
     from gputail.trend import Window
 
@@ -72,4 +74,6 @@ class Snapshot:
     lost: Mapping[str, int] = field(default_factory=dict)  # totals by stage
     recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
     regime_changes: tuple[RegimeChange, ...] = ()  # newest last, bounded
+    communicators: tuple[CommunicatorView, ...] = ()  # of NCCL, those used latest last
+    drifts: tuple[Drift, ...] = ()  # lasting shifts of one rank's lateness; newest last, bounded
     health: Health = Health()

@@ -27,6 +27,7 @@ from gputail.attribution import (
 )  # fmt: skip
 from gputail.attribution.case import Case
 from gputail.baseline import Usual
+from gputail.communicators import Communicators
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
@@ -35,7 +36,7 @@ from gputail.tail import Contribution
 
 UNKNOWN = "unknown"
 
-_OWN = (cpu_preempted, host_blocked, memory_alloc, module_load, collective_wait, more_work, memcpy)
+_OWN = (collective_wait, cpu_preempted, host_blocked, memory_alloc, module_load, more_work, memcpy)
 _HELD = (blocking_sync, sibling_kernel, foreign_copy, foreign_kernel)
 _REST = (launch_backpressure, host_compute)
 CAUSES = (*(module.CAUSE for module in (*_OWN, *_HELD, *_REST)), UNKNOWN)
@@ -50,9 +51,11 @@ class Verdict:
     contributions: tuple[Contribution, ...]
 
 
-def attribute(request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams) -> Verdict:
+def attribute(
+    request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams, communicators: Communicators
+) -> Verdict:
     """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
-    case = Case(request, usual, history, until_ns, names, streams)
+    case = Case(request, usual, history, until_ns, names, streams, communicators)
     found = [contribution for cause in _OWN for contribution in cause.explain(case)]
     if case.waiting_left:
         found += case.allot_waiting([claim for cause in _HELD for claim in cause.claims(case)])

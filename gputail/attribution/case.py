@@ -15,7 +15,9 @@ import numpy as np
 from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
 from gputail.budget import C_GRAPH, CLASS_OF_CALL, COPY, IS_WORK, SYNC
+from gputail.communicators import Communicators
 from gputail.history import History
+from gputail.members import Round
 from gputail.names import Names
 from gputail.requests import Request
 from gputail.streams import Streams
@@ -46,8 +48,10 @@ class Claim:
 class Case:
     """left: for each part of the budget the excess (ns) no cause has accounted for yet."""
 
-    def __init__(self, request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams) -> None:
-        self.request, self.usual, self.names, self.streams = request, usual, names, streams
+    def __init__(
+        self, request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams, communicators: Communicators
+    ) -> None:
+        self.request, self.usual, self.names, self.streams, self.communicators = request, usual, names, streams, communicators
         self._history, self._until_ns = history, until_ns
         self.excess_ns = request.duration_ns - usual.duration_ns
         self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
@@ -84,7 +88,10 @@ class Case:
         since_ns = min([request.start_ns, *(start for start, _ in self.usual.latest)])
         rows = self._history.foreign(request.tgid, since_ns - LOOK_BACK_NS, self._until_ns)
         by_process: dict[int, list[GpuWork]] = {}
+        peers = self.communicators.peers(request.tgid)  # ranks of its communicators: on other GPUs
         for work in gpu_work(rows, since_ns, request.end_ns):
+            if work.tgid in peers:
+                continue
             by_process.setdefault(work.tgid, []).append(work)
         return by_process
 
@@ -106,6 +113,18 @@ class Case:
             return 0, 0
         return max(whole - before, 0), max(proven - before, 0)
 
+    def thread(self, start_ns: int, end_ns: int) -> np.ndarray:
+        """The rows of the request's thread that lie between two times."""
+        return self._history.thread(self.request.tid, start_ns, end_ns)
+
+    def process(self, tgid: int, start_ns: int, end_ns: int) -> np.ndarray:
+        """The rows of a process that ended between two times; empty where they are not known any more."""
+        return self._history.process(tgid, start_ns, min(end_ns, self._until_ns))
+
+    def rounds(self, start_ns: int, end_ns: int) -> list[Round]:
+        """The collectives that the request's process came to between two times."""
+        return self.communicators.rounds(self.request.tgid, self.request.tid, start_ns, end_ns, self._until_ns)
+
     @property
     def waiting_left(self) -> int:
         """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on."""
@@ -121,6 +140,13 @@ class Case:
         waiting = self.left[SYNC] + self.left[COPY]
         if 2 * waiting < sum(self.left) or not waiting:
             return None
+        for of in self.rounds(self.request.start_ns, self.request.end_ns):
+            known = of.communicator
+            if known.size is None:
+                return f"a collective of communicator {known.name}, not all ranks of which are known to be traced"
+            if known.untraced:
+                verb = "is" if known.untraced == 1 else "are"
+                return f"a collective of communicator {known.name}, of which {known.untraced} of {known.size} ranks {verb} not traced"
         graphs = self.own[self.own_class == C_GRAPH]
         return f"own GPU work, inside graph {int(graphs['handle'][-1]):#x}" if len(graphs) else "own GPU work"
 

@@ -25,6 +25,11 @@ stream        CUstream                       -                        -
 collective    ncclComm_t                     bytes of the count       ncclDataType_t
 group         -                              -                        -
 communicator  ncclComm_t                     ranks                    rank
+split         ncclComm_t                     colour (signed)          key (signed)
+
+The `stream` of a communicator's row is its identity, 64 bits made of its ncclUniqueId and thus the same in every process
+(0: not known); that of a split's row is the communicator that was split. The `stream` of a row that makes an executable
+graph is the CUgraph it was made of.
 """
 
 from __future__ import annotations
@@ -44,18 +49,19 @@ class Kind(IntEnum):
     COPY_2D = 4  # (CUDA_MEMCPY2D *)
     COPY_3D = 5  # (CUDA_MEMCPY3D * or CUDA_MEMCPY3D_PEER *)
     COLLECTIVE = 6  # size is a count of elements, block their ncclDataType_t
+    MEMBERS = 7  # out points at an array of as many handles as size says
 
 
 LAUNCH, GRAPH, HOST_FUNC = "launch", "graph", "host_func"
 SYNC, QUERY, EVENT, STREAM_WAIT = "sync", "query", "event", "stream_wait"
 COPY, MEMSET, ALLOC, FREE = "copy", "memset", "alloc", "free"
 MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM = "module", "lookup", "context", "capture", "stream"
-COLLECTIVE, GROUP, COMMUNICATOR = "collective", "group", "communicator"
-OFF_CPU, TIER = "off_cpu", "tier"
+COLLECTIVE, GROUP, COMMUNICATOR, SPLIT = "collective", "group", "communicator", "split"
+OFF_CPU, TIER, EXIT = "off_cpu", "tier", "exit"
 
 CATEGORIES = (
     LAUNCH, GRAPH, HOST_FUNC, SYNC, QUERY, EVENT, STREAM_WAIT, COPY, MEMSET, ALLOC, FREE,
-    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, OFF_CPU, TIER,
+    MODULE, LOOKUP, CONTEXT, CAPTURE, STREAM, COLLECTIVE, GROUP, COMMUNICATOR, SPLIT, OFF_CPU, TIER, EXIT,
 )  # fmt: skip
 
 # Calls that a program makes for each kernel: what the light tier does not see.
@@ -66,10 +72,15 @@ CUDA, NCCL, HOST = "cuda", "nccl", "host"
 # Arguments passed in registers; those behind them lie on the stack.
 REGISTER_ARGS = {"x86_64": 6, "aarch64": 8}
 
+# In place of an argument's number: the struct itself is the first thing on the stack.
+ID_ON_STACK = 15
+
 # A record with this number is a stretch off the CPU, not a call (the traces use the same number).
 OFF_CPU_CALL = 200
 # And one with this a change of a process's probe tier (see gputail/tiers.py).
 TIER_CALL = 201
+# And one with this says that a traced process has ended.
+EXIT_CALL = 202
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,8 @@ class Args:
     size_is_int: bool = False  # size is a 32-bit argument: its register's upper half means nothing
     out: int = 0  # the handle is what this pointer points at once the call has returned
     name: int = 0  # a string that names what `out` returns
-    after_id: int = 0  # arguments from this number on follow a 128-byte struct passed by value
+    after_id: int = 0  # this argument is a 128-byte ncclUniqueId passed by value
+    id: int = 0  # this one points at such a struct
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,9 @@ def _nccl(number: int, name: str, category: str, args: Args, waits_for: str = ""
 
 
 _LAUNCH = Args(Kind.LAUNCH, handle=1)
-_GRAPH_OUT = Args(out=1)
+
+_GRAPH_INSTANTIATE = Args(out=1, stream=2)
+_BY_ID = Args(out=1, size=2, block=4, after_id=3, size_is_int=True)
 
 # Numbers are part of the recording format: never reused, never changed.
 FUNCTIONS: tuple[Function, ...] = (
@@ -241,9 +255,9 @@ FUNCTIONS: tuple[Function, ...] = (
     _cuda(165, "cuStreamBeginCapture", CAPTURE, Args(stream=1), "_ptsz _v2 _v2_ptsz"),
     _cuda(166, "cuStreamBeginCaptureToGraph", CAPTURE, Args(stream=1), "_ptsz"),
     _cuda(167, "cuStreamEndCapture", CAPTURE, Args(out=2, stream=1), "_ptsz"),
-    _cuda(170, "cuGraphInstantiate", MODULE, _GRAPH_OUT, "_v2"),
-    _cuda(171, "cuGraphInstantiateWithFlags", MODULE, _GRAPH_OUT),
-    _cuda(172, "cuGraphInstantiateWithParams", MODULE, _GRAPH_OUT, "_ptsz"),
+    _cuda(170, "cuGraphInstantiate", MODULE, _GRAPH_INSTANTIATE, "_v2"),
+    _cuda(171, "cuGraphInstantiateWithFlags", MODULE, _GRAPH_INSTANTIATE),
+    _cuda(172, "cuGraphInstantiateWithParams", MODULE, _GRAPH_INSTANTIATE, "_ptsz"),
     _cuda(173, "cuGraphUpload", MODULE, Args(handle=1, stream=2), "_ptsz"),
     _cuda(174, "cuGraphExecUpdate", MODULE, Args(handle=1), "_v2"),
     _cuda(175, "cuGraphExecDestroy", MODULE, Args(handle=1)),
@@ -261,20 +275,25 @@ FUNCTIONS: tuple[Function, ...] = (
     _nccl(310, "ncclRecv", COLLECTIVE, Args(Kind.COLLECTIVE, size=2, block=3, handle=5, stream=6)),
     _nccl(320, "ncclGroupStart", GROUP, Args()),
     _nccl(321, "ncclGroupEnd", GROUP, Args()),
-    _nccl(330, "ncclCommInitRank", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3, size_is_int=True)),
-    _nccl(331, "ncclCommInitRankConfig", COMMUNICATOR, Args(out=1, size=2, block=4, after_id=3, size_is_int=True)),
-    _nccl(332, "ncclCommInitAll", COMMUNICATOR, Args(out=1, size=2, size_is_int=True)),
-    _nccl(333, "ncclCommInitRankScalable", COMMUNICATOR, Args(out=1, size=2, block=3, size_is_int=True)),
-    _nccl(334, "ncclCommSplit", COMMUNICATOR, Args(out=4)),
+    _nccl(330, "ncclCommInitRank", COMMUNICATOR, _BY_ID),
+    _nccl(331, "ncclCommInitRankConfig", COMMUNICATOR, _BY_ID),
+    _nccl(332, "ncclCommInitAll", COMMUNICATOR, Args(Kind.MEMBERS, out=1, size=2, size_is_int=True)),
+    _nccl(333, "ncclCommInitRankScalable", COMMUNICATOR, Args(out=1, size=2, block=3, id=5, size_is_int=True)),
+    _nccl(334, "ncclCommSplit", SPLIT, Args(out=4, stream=1, size=2, block=3, size_is_int=True)),
     _nccl(335, "ncclCommFinalize", COMMUNICATOR, Args(handle=1)),
     _nccl(336, "ncclCommDestroy", COMMUNICATOR, Args(handle=1)),
     _nccl(337, "ncclCommAbort", COMMUNICATOR, Args(handle=1)),
 )
 
+# A record with this number is a further communicator of an ncclCommInitAll, whose own record is about the first.
+MEMBER_CALL = 338
+
+_MEMBER = Function(MEMBER_CALL, "member", COMMUNICATOR, HOST, Args(), ())
 _OFF_CPU = Function(OFF_CPU_CALL, "off_cpu", OFF_CPU, HOST, Args(), ())
 _TIER = Function(TIER_CALL, "tier", TIER, HOST, Args(), ())
+_EXIT = Function(EXIT_CALL, "exit", EXIT, HOST, Args(), ())
 
-BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _OFF_CPU, _TIER)}
+BY_NUMBER: dict[int, Function] = {function.number: function for function in (*FUNCTIONS, _MEMBER, _OFF_CPU, _TIER, _EXIT)}
 BY_SYMBOL: dict[str, Function] = {symbol: function for function in FUNCTIONS for symbol in function.symbols}
 
 
@@ -296,6 +315,7 @@ def cookie(function: Function, symbol: str, machine: str = platform.machine()) -
 
     places = [place(n) for n in (args.handle, args.stream, args.size, args.times, args.block, args.out, args.name)]
     handle, stream, size, times, block, out, name = places
+    unique_id = ID_ON_STACK if args.after_id and machine == "x86_64" else args.after_id or args.id
     fields = (
         (function.number, 16),
         (args.kind, 4),
@@ -310,6 +330,7 @@ def cookie(function: Function, symbol: str, machine: str = platform.machine()) -
         (is_per_thread(symbol), 1),
         (symbol in function.narrow or args.size_is_int, 1),
         (args.kind == Kind.LAUNCH or max(places) > REGISTER_ARGS.get(machine, 6), 1),
+        (unique_id, 4),
     )
     packed = position = 0
     for value, bits in fields:

@@ -32,7 +32,7 @@ from gputail.probes.handles import HandleNames
 from gputail.probes.host import HostProbes
 from gputail.probes.links import MultiAttacher, Site, make_attacher, probe_offset
 from gputail.probes.rings import Merger, PerfRings, concatenated_names, summed
-from gputail.probes.table import BY_SYMBOL, CUDA, NCCL, TIER_CALL
+from gputail.probes.table import BY_SYMBOL, CUDA, EXIT_CALL, NCCL, TIER_CALL
 from gputail.probes.tiering import LibraryProbes, Tiering
 from gputail.snapshot import ProcessCost
 from gputail.tiers import FULL, TIERS, tier_of
@@ -118,6 +118,7 @@ class Tracer:
         self._unattached: OrderedDict[str, str] = OrderedDict()
         self._refused: dict[str, str] = {}
         self._described: dict[int, Process] = {}
+        self._exits: list[tuple[int, int]] = []  # of traced processes, not yet handed on: when noticed (ns), tgid
         self._counts = self._kernel.counts()  # of what calibration lost, if anything, there is nothing to tell
         self._next_scan = 0.0
         for path in options.libraries:
@@ -221,10 +222,10 @@ class Tracer:
         began_ns = time.monotonic_ns()
         arrays, _, malformed = self._calls.drain()
         name_arrays, _, malformed_names = self._names.drain()
-        rows, late = self._merger.merge([*arrays, self._tiering.take_rows()], began_ns)
+        rows, late = self._merger.merge([*arrays, self._tiering.take_rows(), self._take_exits()], began_ns)
         if last:
             rows = np.concatenate((rows, self._merger.flush()))
-        calls = rows[rows["call"] != TIER_CALL]
+        calls = rows[(rows["call"] != TIER_CALL) & (rows["call"] != EXIT_CALL)]
         self._govern(calls)
         has_touched = self._tiering.take_touched()
         counts = self._kernel.counts()
@@ -238,6 +239,15 @@ class Tracer:
         names = concatenated_names(name_arrays)
         names = np.concatenate((names, self._handles.learn(calls, names)))
         return Batch(rows, names, self._news_of(calls), lost, self._merger.watermark_ns)
+
+    def _take_exits(self) -> np.ndarray:
+        """The traced processes that have ended since it was last asked, as CALL rows."""
+        exits, self._exits = self._exits, []
+        rows = np.zeros(len(exits), CALL)
+        if exits:
+            rows["start_ns"], rows["tgid"] = np.array(exits, np.int64).T
+            rows["call"] = EXIT_CALL
+        return rows
 
     def _govern(self, calls: np.ndarray) -> None:
         """Count what the calls cost, and change tiers when that is due."""
@@ -275,7 +285,8 @@ class Tracer:
         self._names.cover_new_cpus()
         scan = self._scanner.scan()
         for tgid in scan.ended:
-            self._described.pop(tgid, None)
+            if self._described.pop(tgid, None):
+                self._exits.append((time.monotonic_ns(), tgid))
         self._tiering.forget(scan.ended)
         self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
         self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}

@@ -14,6 +14,7 @@ import numpy as np
 
 from gputail.histogram import Histogram
 from gputail.snapshot import Snapshot, WorkloadView
+from gputail.surfaces import collectives
 from gputail.surfaces.report.stories import story
 from gputail.tail import RequestRecord
 from gputail.trend import WINDOW_NS, recent
@@ -58,6 +59,7 @@ def snapshot(snap: Snapshot, daemon: Mapping[str, Any]) -> dict[str, Any]:
             "resident_bytes": health.resident_bytes,
         },
         "workloads": [_workload(view, snap.time_ns) for view in snap.workloads],
+        **collectives.as_dicts(snap),
     }
 
 

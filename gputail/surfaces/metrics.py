@@ -185,6 +185,10 @@ def _of_gputail(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("gputail_attached_functions", "Function addresses with probes on them.", health.attached_functions)
     yield GaugeMetricFamily("gputail_attached_libraries", "Libraries with probes in them.", health.attached_libraries)
     yield GaugeMetricFamily("gputail_unattached", "Functions and libraries that could not be probed.", len(health.unattached))
+    since = [one.since_ns for view in snapshot.communicators for one in view.open]
+    yield GaugeMetricFamily("gputail_open_collectives", "Communicators with a collective that does not finish.", len(since))
+    age_ns = snapshot.time_ns - min(since, default=snapshot.time_ns)
+    yield GaugeMetricFamily("gputail_open_collective_age_seconds", "Age of the oldest of those; 0 where there is none.", age_ns / 1e9)
     yield GaugeMetricFamily("gputail_traced_processes", "Processes being traced.", health.traced_processes)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gputail.histogram import Histogram
 from gputail.snapshot import Snapshot, WorkloadView
+from gputail.surfaces import collectives
 from gputail.surfaces.words import MAX_NAME, clean, duration
 
 __all__ = ["MAX_NAME", "bars", "causes", "clean", "duration", "losses", "outliers", "quantile", "summary", "table", "workloads"]
@@ -139,4 +140,6 @@ def summary(snapshot: Snapshot) -> str:
     if found:
         parts.append(causes(views))
         parts.append("largest excess of each cause\n" + outliers(snapshot.recent_outliers))
+    if about_ranks := collectives.lines(snapshot):
+        parts.append("\n".join(clean(line, 100) for line in about_ranks))
     return "\n\n".join(parts) + "\n"

@@ -11,7 +11,7 @@ from gputail.probes import table
 # (name, bits) of a cookie's fields from bit 0, as bpf/calls.h unpacks them.
 LAYOUT = (
     ("call", 16), ("kind", 4), ("handle", 4), ("stream", 4), ("size", 4), ("times", 4), ("shift", 4), ("block", 4),
-    ("out", 4), ("name", 4), ("per_thread", 1), ("narrow", 1), ("stack_args", 1),
+    ("out", 4), ("name", 4), ("per_thread", 1), ("narrow", 1), ("stack_args", 1), ("id", 4),
 )  # fmt: skip
 ARGUMENTS = ("handle", "stream", "size", "times", "block", "out", "name")
 
@@ -42,7 +42,7 @@ def test_names_and_symbols_are_given_once() -> None:
 
 
 def test_categories_are_known_and_all_in_use() -> None:
-    assert {function.category for function in table.FUNCTIONS} | {table.OFF_CPU, table.TIER} == set(table.CATEGORIES)
+    assert {function.category for function in table.FUNCTIONS} | {table.OFF_CPU, table.TIER, table.EXIT} == set(table.CATEGORIES)
 
 
 def test_symbols_of_the_32_bit_abi_belong_to_their_function() -> None:
@@ -72,6 +72,17 @@ def test_a_128_byte_id_passed_by_value_takes_a_register_on_arm64_only() -> None:
     function = table.BY_SYMBOL["ncclCommInitRank"]  # (comm *, int ranks, ncclUniqueId, int rank)
     assert unpack(table.cookie(function, "ncclCommInitRank", "x86_64"))["block"] == 3
     assert unpack(table.cookie(function, "ncclCommInitRank", "aarch64"))["block"] == 4
+
+
+def test_an_id_lies_on_the_stack_on_x86_64_and_behind_a_pointer_elsewhere() -> None:
+    places = {symbol: [unpack(table.cookie(table.BY_SYMBOL[symbol], symbol, machine))["id"] for machine in ("x86_64", "aarch64", "riscv64")]
+              for symbol in ("ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclAllReduce")}  # fmt: skip
+    assert places == {
+        "ncclCommInitRank": [table.ID_ON_STACK, 3, 3],  # (comm *, int ranks, ncclUniqueId, int rank)
+        "ncclCommInitRankConfig": [table.ID_ON_STACK, 3, 3],
+        "ncclCommInitRankScalable": [5, 5, 5],  # (comm *, int ranks, int rank, int ids, ncclUniqueId *, config *)
+        "ncclAllReduce": [0, 0, 0],
+    }
 
 
 def test_cookies_tell_every_function_and_stream_default_apart() -> None:

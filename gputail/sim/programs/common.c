@@ -13,7 +13,7 @@ void parse_options(int argc, char **argv, struct options *options)
 {
 	int i;
 
-	*options = (struct options){.kind = "cpu", .fault = "none", .truth = NULL, .seconds = 5, .seed = 1};
+	*options = (struct options){.kind = "cpu", .fault = "none", .truth = NULL, .id = "ranks", .seconds = 5, .seed = 1, .ranks = 1};
 	for (i = 1; i + 1 < argc; i += 2) {
 		if (!strcmp(argv[i], "--kind"))
 			options->kind = argv[i + 1];
@@ -27,11 +27,17 @@ void parse_options(int argc, char **argv, struct options *options)
 			options->seed = atoi(argv[i + 1]);
 		else if (!strcmp(argv[i], "--varied"))
 			options->varied = atoi(argv[i + 1]);
+		else if (!strcmp(argv[i], "--id"))
+			options->id = argv[i + 1];
+		else if (!strcmp(argv[i], "--rank"))
+			options->rank = atoi(argv[i + 1]);
+		else if (!strcmp(argv[i], "--ranks"))
+			options->ranks = atoi(argv[i + 1]);
 		else
 			break;
 	}
 	if (i != argc || !options->truth) {
-		fprintf(stderr, "usage: %s --truth FILE [--kind K] [--fault F] [--seconds S] [--seed N] [--varied 0|1]\n", argv[0]);
+		fprintf(stderr, "usage: %s --truth FILE [--kind K] [--fault F] [--seconds S] [--seed N] [--varied 0|1] [--rank R --ranks N --id I]\n", argv[0]);
 		exit(2);
 	}
 }

@@ -38,8 +38,9 @@ int cuGraphLaunch(handle exec, handle stream);
 
 /* Options that every program takes. */
 struct options {
-	const char *kind, *fault, *truth;
+	const char *kind, *fault, *truth, *id;
 	double seconds;
+	int rank, ranks; /* of a communicator, for programs that are one of several */
 	unsigned seed;
 	int varied; /* faults and bursts of several sizes, and more of them, instead of one that cannot be overlooked */
 };

@@ -141,6 +141,10 @@ def totals_line(model: Model, pen: Pen) -> Line:
     hidden = model.hidden()
     text = f"{len(rows)} workloads" + (f" ({hidden} silent)" if hidden else "") + f", {number(rate)} requests/s, "
     spans = [(text, ""), (f"{number(outliers)} outliers/min", "bad" if outliers >= 10 else "warn" if outliers else "good")]
+    hanging = [one for known in model.snapshot.get("communicators", ()) for one in known["open"]]
+    if hanging:
+        oldest = max(one["age_ns"] for one in hanging)
+        spans.append((f", {len(hanging)} collective{'s' if len(hanging) > 1 else ''} open for {duration(oldest)}", "bad"))
     if worst := model.worst():
         spans.append((f", worst: {pen.text(title(worst), 24)}[{worst['pid']}] {cause(worst['top'], pen)}", ""))
     return tuple(spans)
