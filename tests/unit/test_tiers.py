@@ -136,10 +136,33 @@ def usual_and_slow(*changes: tuple[int, int], **slow: int) -> RequestRecord:
 
 
 def test_host_time_is_not_blamed_where_more_launches_may_be_in_it() -> None:
-    more = {"launches": 600}
+    more = {"launches": 600, "wait_ns": 30 * MS}
     assert usual_and_slow(**more).cause == "more_work"
     light = usual_and_slow((100, LIGHT), **more)
     assert (light.outlier, light.cause, light.contributions[0].culprit) == (True, "unknown", "launches not seen")
+
+
+def test_host_time_is_blamed_at_the_light_tier_where_a_program_that_waits_for_the_gpu_did_not_wait_longer() -> None:
+    actor, spans = served(300)
+    actor.htod().rest(3 * US).sync().rest(9 * MS).launch(20).dtoh(duration_ns=MS).rest(3 * US).sync().rest(2 * MS)
+    assert records_of(seen(stream(actor), (spans[100][0] - MS, LIGHT)))[-1].cause == "host_compute"
+
+
+def test_a_wait_for_the_whole_device_is_blamed_at_the_light_tier_unless_usual_requests_have_it_too() -> None:
+    def slow(usual_ns: int) -> RequestRecord:
+        actor = Actor()
+        for number in range(301):
+            begin = actor.now_ns
+            if number == 100:
+                light_ns = begin - MS
+            actor.htod().rest(3 * US).sync()
+            if wide_ns := 9 * MS if number == 300 else usual_ns:
+                actor.call("cuCtxSynchronize", wide_ns)
+            actor.launch(20).dtoh(duration_ns=MS).rest(3 * US).sync().rest(2 * MS)
+        return records_of(seen(stream(actor), (light_ns, LIGHT)))[-1]
+
+    assert slow(usual_ns=0).cause == "blocking_sync"
+    assert slow(usual_ns=MS).cause == "unknown"
 
 
 @pytest.mark.parametrize("state", [LAUNCH_TIER, without(LAUNCH_TIER)])
