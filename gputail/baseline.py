@@ -37,6 +37,8 @@ REGIME_REQUESTS = 64
 REGIME_NS = 1_000_000_000
 REGIME_SHARE = 0.05
 REGIME_SPREADS = 2
+# Where this share of requests is slow, what is slow is what is usual; where fewer are, something comes and goes.
+NEARLY_ALL = 0.9
 # What is remembered to find requests of about the same CPU time among.
 MEMORY_ROWS = 1024
 MEMORY_EVERY_NS = 60_000_000_000 // MEMORY_ROWS
@@ -132,7 +134,7 @@ class Baseline:
         self._window: deque[_Row] = deque(maxlen=WINDOW)
         self._recent: deque[_Row] = deque(maxlen=REGIME_REQUESTS)
         self._flagged: deque[bool] = deque(maxlen=REGIME_REQUESTS)  # which of those were outliers
-        self._slow_since_ns: int | None = None  # since when most of them are
+        self._slow_since_ns: int | None = None  # since when nearly all of them are
         self._cpu_before: deque[int] = deque(maxlen=AROUND)  # CPU time of the last requests, ns
         self._until_refresh = MIN_REQUESTS
         self._memory = _Memory()
@@ -180,12 +182,12 @@ class Baseline:
         return outlier, usual, shift
 
     def _is_all_slow(self, now_ns: int) -> bool:
-        """Whether most requests have been outliers for so long that they are what is usual, announced or not.
+        """Whether nearly all requests have been outliers for so long that they are what is usual, announced or not.
 
         A program that wanders between levels which it has been at before comes to no other regime, and yet may have left what is
         remembered of it.
         """
-        if 2 * sum(self._flagged) <= len(self._flagged):
+        if sum(self._flagged) < NEARLY_ALL * len(self._flagged):
             self._slow_since_ns = None
         elif self._slow_since_ns is None:
             self._slow_since_ns = now_ns
@@ -244,7 +246,10 @@ class Baseline:
         if len(self._recent) == REGIME_REQUESTS and self.usual is not None:
             recent = np.array(self._recent, np.int64)
             now = _usual(recent[:, :-1])
-            shift = self._regime.moved(now.duration_ns, self._memory.spread_ns(), int(recent[0, -1]), int(recent[-1, -1]))
+            quartiles = np.sort(recent[:, 0])[[REGIME_REQUESTS // 4, 3 * REGIME_REQUESTS // 4]].tolist()
+            shift = self._regime.moved(
+                now.duration_ns, (quartiles[0], quartiles[1]), self._memory.spread_ns(), int(recent[0, -1]), int(recent[-1, -1])
+            )
             if shift is not None or self._is_all_slow(int(recent[-1, -1])):
                 self._window.clear()
                 self._window.extend(self._recent)
@@ -279,16 +284,17 @@ class _Regime:
         self._median_ns = 0
         self._since_ns: int | None = None
 
-    def moved(self, median_ns: int, spread_ns: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+    def moved(self, median_ns: int, quartiles_ns: tuple[int, int], spread_ns: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """The medians before and after, once the shift has lasted.
 
-        spread_ns: of the last minute's requests, so that a program that always moves between speeds is not said to
+        Most requests must have moved, by the nearer quartile: where one in two is slow, something comes and goes. spread_ns: of the last minute's requests, so that a program that always moves between speeds is not said to
         shift; begin_ns, end_ns: when the requests of which this is the median ended.
         """
         settled = self._median_ns
+        least = int(max(REGIME_SHARE * settled, REGIME_SPREADS * spread_ns))
         if not settled:
             self._median_ns = median_ns
-        elif abs(median_ns - settled) <= max(REGIME_SHARE * settled, REGIME_SPREADS * spread_ns):
+        elif quartiles_ns[0] - least <= settled <= quartiles_ns[1] + least:
             self._since_ns = None
         elif self._since_ns is None:
             self._since_ns = begin_ns

@@ -297,7 +297,7 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
         hurt = [(one, cause) for one in tallies if one.label in names for cause in names[one.label]]
         bad = sum(given[cause] for one, cause in hurt for given in (one.blamed, one.unhurt))
         # Where the label is that of a cause, too, a request that was hurt is rightly given it.
-        bad += sum(given[cause] for one, cause in hurt if not one.right("large") for given in one.by_dose.values())
+        bad += sum(given[cause] for one, cause in hurt if one.label.rpartition("+")[2] not in RIGHT for given in one.by_dose.values())
         print(f"{what} blamed: {bad} of {sum(one.requests for one in tallies if one.label in names)} requests")
     for one in tallies:
         if one.label in COMPOUNDS:

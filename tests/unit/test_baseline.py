@@ -166,6 +166,15 @@ def test_what_is_all_slow_for_long_becomes_usual_even_if_it_is_no_other_regime()
     assert shifts == [] and sum(outliers) > 64 and sum(outliers[300:]) == 0
 
 
+def test_a_neighbour_that_slows_every_other_request_is_no_regime_change() -> None:
+    baseline = Baseline()
+    judged(noisy(300, 5 * MS), baseline)
+    chance = random.Random(5)
+    durations = [8 * MS if chance.random() < 0.6 else quiet for quiet in noisy(1000, 5 * MS)]
+    outliers, shifts = judged(durations, baseline, first=300)
+    assert shifts == [] and outliers == [duration == 8 * MS for duration in durations]
+
+
 def test_one_spike_is_no_regime_change() -> None:
     outliers, shifts = judged(noisy(600, 5 * MS) + [50 * MS] + noisy(600, 5 * MS, seed=2))
     assert shifts == [] and sum(outliers) == 1
