@@ -27,6 +27,7 @@ MAX_HANDLES = 4096
 MAX_GRAPHS = 4096
 MAX_THREADS = 4096  # with a group or a capture open
 MAX_PENDING = 1024  # collectives in one group
+MAX_INSIDE = 16  # communicators whose collectives are in one graph
 MAX_SPLITS = 8  # that not every rank has made yet
 MAX_OPEN = 512  # rounds that not every rank has come to yet
 _64_BITS = (1 << 64) - 1
@@ -120,7 +121,7 @@ class Communicators:
             if handles := self._graphs.get((tgid, stream)):
                 _put(self._executables, (tgid, handle), handles, MAX_GRAPHS)
         elif call == GRAPH_LAUNCH:
-            for inside in dict.fromkeys(self._executables.get((tgid, handle), ())):
+            for inside in self._executables.get((tgid, handle), ()):
                 if member := self._by_handle.get((tgid, inside)):
                     member.replayed += 1
                     self._come(member, GRAPH_LAUNCH, Entry(start_ns, end_ns, tid))
@@ -138,14 +139,15 @@ class Communicators:
         known = self._by_identity.get(identity)
         if known is None:
             known = Communicator(identity, size)
-            self._by_identity[identity] = known
-            if len(self._by_identity) > MAX_COMMUNICATORS:
-                for member in list(next(iter(self._by_identity.values())).members):
-                    self._end(member.tgid, member.handle)
-        if len(known.members) >= MAX_MEMBERS or len(self._by_handle) >= MAX_HANDLES or known.size != size:
+        if len(known.members) >= MAX_MEMBERS or known.size != size:
             return None
         if rank is not None and any(member.rank == rank for member in known.members):
-            return None  # nobody's id is given out twice: one of the two lies
+            return None  # no rank is given out twice: one of the two lies
+        self._by_identity[identity] = known
+        while len(self._by_identity) > MAX_COMMUNICATORS or len(self._by_handle) >= MAX_HANDLES:
+            oldest = next(one for one in self._by_identity.values() if one is not known)
+            for member in list(oldest.members):
+                self._end(member.tgid, member.handle)
         member = Member(known, tgid, handle, rank)
         known.members.append(member)
         self._by_handle[tgid, handle] = member
@@ -216,7 +218,8 @@ class Communicators:
             return
         for key, captured in self._captures.items():
             if key[0] == tgid and (key[1] == tid or key[2] == stream):
-                captured.append(handle)
+                if handle not in captured and len(captured) < MAX_INSIDE:
+                    captured.append(handle)
                 member.captured += 1
                 return
         level, pending = self._groups.get((tgid, tid), (0, []))

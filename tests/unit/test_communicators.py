@@ -9,7 +9,7 @@ import pytest
 
 from gputail.capture import CaptureReader, CaptureWriter
 from gputail.cli import main
-from gputail.communicators import Communicators
+from gputail.communicators import MAX_COMMUNICATORS, MAX_MEMBERS, Communicators
 from gputail.drift import RECENT, SPAN_NS, Lateness
 from gputail.events import AFTER_GAP, Batch
 from gputail.members import OPEN_NS
@@ -269,6 +269,29 @@ def test_where_every_rank_had_a_gap_they_are_counted_from_there() -> None:
     steps(actors, 10, late={0: MS})
     rounds = learned(*actors).rounds(501, 501, begin, LATER, LATER)
     assert len(rounds) == 20 and {of.late_ns for of in rounds} == {MS}
+
+
+def test_a_process_that_makes_communicators_without_end_pushes_out_the_oldest() -> None:
+    actor = Actor()
+    for number in range(MAX_COMMUNICATORS + 10):
+        actor.call("ncclCommInitRank", US, handle=0x1000 + number, stream=(number + 1) << 32, size=1, block=0)
+    views = learned(actor).views(START_NS)
+    assert len(views) == MAX_COMMUNICATORS and views[0].name == f"{11:08x}"
+    crowd = Actor()
+    for number in range(MAX_MEMBERS + 10):
+        crowd.call("ncclCommInitRank", US, handle=0x1000 + number, stream=WORLD, size=1000, block=number)
+    (view,) = learned(crowd).views(START_NS)
+    assert len(view.ranks) == MAX_MEMBERS
+
+
+def test_what_is_captured_without_end_is_bounded() -> None:
+    actor = rank(0).call("cuStreamBeginCapture", US, stream=7)
+    for _ in range(5000):
+        actor.call("ncclAllReduce", US, handle=0x70, stream=7)
+    actor.call("cuStreamEndCapture", US, stream=7, handle=0xA0).call("cuGraphInstantiate", US, handle=0xB0, stream=0xA0)
+    actor.call("cuGraphLaunch", US, handle=0xB0)
+    (one,) = learned(actor).views(START_NS)[0].ranks
+    assert (one.captured, one.replayed) == (5000, 1)
 
 
 def test_graphs_of_programs_without_collectives_are_not_looked_at() -> None:
