@@ -287,7 +287,8 @@ class _Regime:
     def moved(self, median_ns: int, quartiles_ns: tuple[int, int], spread_ns: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """The medians before and after, once the shift has lasted.
 
-        Most requests must have moved, by the nearer quartile: where one in two is slow, something comes and goes. spread_ns: of the last minute's requests, so that a program that always moves between speeds is not said to
+        Most requests must have moved, by the nearer quartile: where one in two is slow, something comes and goes. spread_ns: of the
+        last minute's requests, so that a program that always moves between speeds is not said to
         shift; begin_ns, end_ns: when the requests of which this is the median ended.
         """
         settled = self._median_ns

@@ -52,7 +52,7 @@ class Settings:
     jsonl: str | None = None  # where request records go, "-" for stdout
     listen: Address | None = Address("127.0.0.1", 9490)  # of the Prometheus endpoint; None: off
     socket: str | None = DEFAULT_SOCKET  # where `top` and `events` look; None: off
-    flush_ms: int = 100  # how often the rings are drained
+    flush_ms: int = 200  # how often the rings are drained
     duration_s: float | None = None  # end after this long; None: run until told to end
     budget_percent: float = 1.0  # of its CPU time, that tracing may cost a process
     tier: str = AUTO  # of probes: by the budget, or the same for every process

@@ -1,6 +1,7 @@
 """What the daemon itself takes: CPU and memory against the rate of events, the number of processes, and over time.
 
-`gputail run --tier full` beside programs of the bare libcuda that call it at a steady rate, a request in every hundred calls.
+`gputail run --tier full` on some CPUs, beside a program of the bare libcuda on another that calls it at a steady rate, a request in
+every thousand calls, and idle ones that have but loaded it.
 Each row is a run of its own: a warm-up, then --seconds in which the daemon's CPU time, as a share of one core, and its resident
 memory at the end are taken; growth is that of memory from the first second measured to the last.
 
@@ -26,23 +27,22 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WARM_UP_S = 4.0
-ROUND = 100  # calls, the last of them a wait
+ROUND = 1000  # calls, the last of them a wait
 
 
 @contextmanager
-def caller(rate: int) -> Iterator[None]:
-    """A program that makes so many calls a second; 0: none, it has but loaded the library."""
+def caller(rate: int) -> Iterator[int]:
+    """A program that makes so many calls a second; 0: none, it has but loaded the library. Its pid."""
     library, program = build_bare()
-    process = subprocess.Popen(
-        [program, "request", str(ROUND - 1), str(rate)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        env={**os.environ, "LD_LIBRARY_PATH": str(library.parent)},
-    )  # fmt: skip
+    command = ["taskset", "-c", str(max(os.sched_getaffinity(0))), str(program), "request", str(ROUND - 1), str(rate)]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stdin
     try:
         if rate:
             os.set_blocking(process.stdin.fileno(), False)
             os.write(process.stdin.fileno(), b"\n" * 60_000)  # a round for each line
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.wait()
@@ -55,14 +55,15 @@ def usage(pid: int) -> tuple[float, int]:
 
 
 def measure(rate: int, processes: int, seconds: float) -> dict[str, float]:
-    """rate: events a second of all programs together, of which at most four call; the others are idle."""
-    busy = min(4, processes) if rate else 0
+    """rate: events a second of the one program that calls; the others are idle."""
+    cpus = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        for number in range(processes):
-            stack.enter_context(caller(rate // busy if number < busy else 0))
+        pids = [stack.enter_context(caller(0 if number else rate)) for number in range(processes)]
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
         library = str(build_bare()[0])
         command = [sys.executable, "-m", "gputail", "run", "--tier", "full", "--library", library, "--listen", "off", "--socket", "off"]
+        command = ["taskset", "-c", ",".join(map(str, cpus[:-1] or cpus)), *command]
+        command += [word for pid in pids for word in ("-p", str(pid))]  # whatever else runs on the node is not measured
         daemon = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log)
         time.sleep(WARM_UP_S)
         begin, (cpu, memory) = time.monotonic(), usage(daemon.pid)

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from overhead import _requests, program
 
+from gputail.paths import bpf_sources
 from gputail.sim.build import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -59,7 +60,8 @@ def commands(library: str) -> dict[str, list[str]]:
 def running(command: list[str]) -> Iterator[None]:
     """A tool, once it has attached: when it holds as many descriptors as it did STEADY_S before, and more than at first."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        environment = {**os.environ, "BCC_KERNEL_SOURCE": str(bpf_sources() / "kernel")}  # BCC's tools find no headers by themselves
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         try:
             deadline, steady, before = time.monotonic() + START_S, time.monotonic(), -1
             while before < 8 or time.monotonic() - steady < STEADY_S:

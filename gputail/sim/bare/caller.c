@@ -39,6 +39,7 @@ int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "launch";
 	long calls = argc > 2 ? atol(argv[2]) : 100000, rate = argc > 3 ? atol(argv[3]) : 0;
+	int is_request = !strcmp(what, "request");
 	char line[64];
 
 	while (fgets(line, sizeof(line), stdin)) {
@@ -50,11 +51,13 @@ int main(int argc, char **argv)
 		for (step = 1; rate && done < calls; step++) {
 			long until = rate * step / 1000 < calls ? rate * step / 1000 : calls;
 
-			call(what, until - done);
+			call(is_request ? "launch" : what, until - done);
 			done = until;
 			while (now() < start + step * 1000000LL)
 				;
 		}
+		if (rate && is_request)
+			cuStreamSynchronize((void *)0x77);
 		printf("%lld\n", now() - start);
 		fflush(stdout);
 	}
