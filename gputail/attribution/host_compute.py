@@ -10,7 +10,8 @@ from gputail.tiers import sees_off_cpu
 CAUSE = "host_compute"
 # A program that spends this share of its requests in waits for the GPU would spend more there if it gave it more to do.
 WAITS_FOR_THE_GPU = 0.2
-SLIGHTLY = 0.05
+# Of the excess: what more in its waits is not told from chance.
+SLIGHTLY = 0.2
 
 
 def explain(case: Case) -> list[Contribution]:
@@ -27,4 +28,4 @@ def explain(case: Case) -> list[Contribution]:
 
 def _waited_no_longer(case: Case) -> bool:
     before, now = ((of.parts[SYNC] + of.parts[COPY]) for of in (case.usual, case.request))
-    return before >= WAITS_FOR_THE_GPU * case.usual.duration_ns and now <= (1 + SLIGHTLY) * before
+    return before >= WAITS_FOR_THE_GPU * case.usual.duration_ns and now - before <= SLIGHTLY * case.excess_ns
