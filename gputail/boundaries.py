@@ -51,13 +51,14 @@ class Wait:
 class Boundaries:
     """What is known of one thread's waits."""
 
-    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_default", "_strange", "learned")
+    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_goes_on_with", "_default", "_strange", "learned")
 
     def __init__(self) -> None:
         self._waits: deque[Wait] = deque(maxlen=WINDOW)
         self._until_relearn = RELEARN_EVERY
         self._idle_from: dict[Kind, float] = {}
         self._of_pair: dict[tuple[int, int], tuple[float, float]] = {}  # threshold of most, lowest threshold
+        self._goes_on_with: set[int] = set()  # classes of calls that come after waits within a request, and never begin one
         self._default = float(DEFAULT_IDLE_NS)
         self._strange = 0  # waits of unknown kinds since a request last ended
         self.learned = False
@@ -95,7 +96,8 @@ class Boundaries:
         if of_pair is not None:
             # Silence after a wait that sometimes ends requests is such an end.
             return of_pair[1] if kind[2] == UNKNOWN_NEXT else of_pair[0]
-        return NEVER if kind[0] == C_HTOD and gap_ns < SILENCE_NS else self._default
+        is_within = kind[0] == C_HTOD or kind[2] in self._goes_on_with
+        return NEVER if is_within and gap_ns < SILENCE_NS else self._default
 
     @property
     def is_surprised(self) -> bool:
@@ -112,7 +114,7 @@ class Boundaries:
         """Decide anew from the window."""
         self.learned = True
         self._until_relearn = RELEARN_EVERY
-        self._idle_from, self._of_pair = {}, {}
+        self._idle_from, self._of_pair, self._goes_on_with = {}, {}, set()
         known: dict[Kind, list[Wait]] = {}
         for wait in self._waits:
             known.setdefault(wait.kind, []).append(wait)
@@ -145,6 +147,8 @@ class Boundaries:
                 if kind[:2] == pair:
                     votes[self._idle_from[kind]] += len(waits)
             self._of_pair[pair] = (max(votes, key=lambda threshold: (votes[threshold], -threshold)), min(votes))
+        begins = {kind[2] for kind, threshold in self._idle_from.items() if threshold != NEVER}
+        self._goes_on_with = {kind[2] for kind, threshold in self._idle_from.items() if threshold == NEVER} - begins
         inner_gaps = [typical[kind] for kind in known if self._idle_from[kind] == NEVER]
         self._default = max(DEFAULT_IDLE_NS, math.sqrt(max(inner_gaps) * typical[best])) if inner_gaps else DEFAULT_IDLE_NS
 

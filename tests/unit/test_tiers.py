@@ -106,6 +106,21 @@ def test_requests_are_whole_while_launches_are_not_seen_however_the_stream_is_cu
         assert record.budget_ns[HOST] > 0
 
 
+def test_a_wait_that_requests_do_not_usually_have_cuts_none_before_its_results_are_fetched() -> None:
+    """While launches are not seen, the rest of them after such a wait looks like idleness."""
+    actor, spans = Actor(), []
+    for number in range(80):
+        begin = actor.now_ns
+        actor.htod().rest(3 * US).sync().rest(90 * US).launch(100)
+        if number in (40, 60):
+            actor.call("cuCtxSynchronize", 3 * MS)
+        actor.launch(500).dtoh(duration_ns=1 * MS).rest(3 * US).sync()
+        spans.append((begin, actor.now_ns))
+        actor.rest(2 * MS)
+    for calls in (stream(actor), seen(stream(actor), (0, LIGHT))):
+        assert [(record.start_ns, record.end_ns) for record in records_of(calls)] == spans
+
+
 def test_a_request_that_begins_with_a_launch_is_another_workload_while_only_its_wait_is_seen() -> None:
     actor = Actor()
     for _ in range(200):
