@@ -21,6 +21,7 @@ from typing import Protocol
 from gputail import __version__
 from gputail.capture import CaptureWriter
 from gputail.config import AUTO, DEFAULT_SOCKET, Settings
+from gputail.effective import Effective
 from gputail.errors import GputailError
 from gputail.events import Batch
 from gputail.pipeline import Pipeline
@@ -76,8 +77,13 @@ def trace_options(settings: Settings, also: int | None = None) -> TraceOptions:
     )
 
 
-def run(settings: Settings) -> int:
+def run(configuration: Effective) -> int:
     """Trace, analyse, and serve what is found until told to end; the exit status."""
+    for doubt in configuration.doubts:
+        _say(doubt)
+    if configuration.file:
+        _say(f"configuration: {configuration.file}")
+    settings = configuration.settings
     return _trace(settings, lambda stack, tracer: _Analysis(settings, stack, tracer))
 
 
