@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gputail import __version__, config, effective
+from gputail import __version__, config, effective, journal
 from gputail.errors import GputailError, UsageError
 
 EPILOG = """\
@@ -320,13 +320,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    configuration = effective.load(vars(args), os.environ, args.config)
+    def load() -> effective.Effective:
+        return effective.load(vars(args), os.environ, args.config)
+
+    configuration = load()
     if args.print_config:
         sys.stdout.write(configuration.toml())
         return 0
     from gputail import daemon
 
-    return daemon.run(configuration)
+    return daemon.run(configuration, load)
 
 
 def _record(args: argparse.Namespace) -> int:
@@ -396,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except GputailError as error:
-        print(error, file=sys.stderr)
+        journal.say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
@@ -423,7 +426,7 @@ def _report_unexpected(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    print(GputailError(f"unexpected error: {what}", hint), file=sys.stderr)
+    journal.say_error(GputailError(f"unexpected error: {what}", hint))
 
 
 def entry() -> NoReturn:

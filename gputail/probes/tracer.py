@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -172,6 +172,12 @@ class Tracer:
     def _cpu_times(self) -> dict[int, int]:
         governed = self._governor.processes if self._governor else ()
         return {tgid: used for tgid in governed if (used := cpu_time_ns(tgid)) is not None}
+
+    def set_pace(self, flush_s: float, budget: float | None) -> None:
+        """How often to drain, and what tracing may cost a process, from now on. None, or having begun with none: its tier stays."""
+        self.options = replace(self.options, flush_s=flush_s, budget=budget if self.options.budget is not None else None)
+        if self._governor and self.options.budget is not None:
+            self._governor.set_budget(self.options.budget)
 
     def arm(self, tgid: int) -> None:
         """A process has an outlier: look closer at it while its budget pays for that."""
