@@ -22,8 +22,9 @@ from operator import gt
 
 import numpy as np
 
-from gputail.budget import HOST, LAUNCH, OTHER, PARTS
+from gputail.budget import HOST, LAUNCH, OFF_CPU, OTHER, PARTS, RUN_QUEUE
 from gputail.requests import Request
+from gputail.tiers import FULL, sees_launches, sees_off_cpu, tier_of
 
 WINDOW = 128  # usual requests that the baseline is made from
 REFRESH_EVERY = 16
@@ -144,6 +145,18 @@ class Baseline:
         self._besides_limit_ns = 0
         self._known_cpu_ns = 0
         self._regime = _Regime()
+
+    @classmethod
+    def seen_less(cls, other: Baseline, state: int) -> Baseline:
+        """What is usual where the probes see only what they do in `state`, of which the other one's saw all."""
+        new = cls()
+        new._window.extend(tuple(row) for row in _as_seen(np.array(other._window, np.int64).reshape(-1, _COLUMNS + 1), state).tolist())
+        new._memory = other._memory.seen_less(state)
+        new._cpu_before.extend(sum(row[column] for column in _CPU) for row in new._window)
+        new._until_refresh = REFRESH_EVERY
+        if other.usual is not None:
+            new._refresh()
+        return new
 
     def judge(self, request: Request) -> tuple[bool, Usual | None, tuple[int, int] | None]:
         """(outlier, what is usual for such a request, the medians before and after if it completes a regime change).
@@ -329,6 +342,13 @@ class _Memory:
         self._count = max(self._count, self._next)
         self._last_ns = row[-1]
 
+    def seen_less(self, state: int) -> _Memory:
+        new = _Memory()
+        new._rows = _as_seen(self._rows, state)
+        new._cpu = new._rows[:, _CPU].sum(axis=1)
+        new._count, new._next, new._last_ns = self._count, self._next, self._last_ns
+        return new
+
     def near(self, cpu_ns: int) -> np.ndarray:
         """The rows with about that CPU time: those nearest to it."""
         cpu = self._cpu[: self._count]
@@ -348,6 +368,20 @@ class _Memory:
         cpu = self._cpu[: self._count]
         few = min(NEIGHBOURS // 2, self._count - 1)
         return int(np.partition(cpu, self._count - 1 - few)[self._count - 1 - few] * (1 + SAME_SPEED))
+
+
+def _as_seen(rows: np.ndarray, state: int) -> np.ndarray:
+    """rows: (n, at least _COLUMNS), as the probes would have seen them in that state: what is not seen is host time."""
+    rows = rows.copy()
+    unseen = [] if tier_of(state) == FULL else [LAUNCH]
+    unseen += [] if sees_off_cpu(state) else [OFF_CPU, RUN_QUEUE]
+    for part in unseen:
+        rows[:, 1 + HOST] += rows[:, 1 + part]
+        rows[:, 1 + part] = 0
+    if not sees_launches(state):
+        for counter in ("launches", "block_threads"):
+            rows[:, _PARTS.stop + COUNTERS.index(counter)] = 0
+    return rows
 
 
 def _usual(rows: np.ndarray) -> Usual:

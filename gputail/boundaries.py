@@ -22,6 +22,8 @@ WINDOW = 256  # waits of the recent past that decisions are made from
 RELEARN_EVERY = 64
 # A kind seen less often is judged by its relatives.
 MIN_SEEN = 3
+# What was told of a kind is believed unless this share of it was told otherwise.
+UNSURE = 0.1
 # Where nothing is known of a wait, a pause this long is taken for idleness.
 DEFAULT_IDLE_NS = 1_000_000
 # Two modes of one kind's gaps are told apart if their means (of logarithms to base 2) differ by this and nothing lies between.
@@ -51,7 +53,7 @@ class Wait:
 class Boundaries:
     """What is known of one thread's waits."""
 
-    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_goes_on_with", "_default", "_strange", "learned")
+    __slots__ = ("_waits", "_until_relearn", "_idle_from", "_of_pair", "_goes_on_with", "_default", "_strange", "_told", "learned")
 
     def __init__(self) -> None:
         self._waits: deque[Wait] = deque(maxlen=WINDOW)
@@ -60,6 +62,7 @@ class Boundaries:
         self._of_pair: dict[tuple[int, int], tuple[float, float]] = {}  # threshold of most, lowest threshold
         self._goes_on_with: set[int] = set()  # classes of calls that come after waits within a request, and never begin one
         self._default = float(DEFAULT_IDLE_NS)
+        self._told: dict[Kind, list[int]] = {}  # how many went on and how many ended a request, where that was known for certain
         self._strange = 0  # waits of unknown kinds since a request last ended
         self.learned = False
 
@@ -79,8 +82,29 @@ class Boundaries:
             if self._until_relearn <= 0:
                 self.learn()
 
+    def tell(self, kind: Kind, ended: bool) -> None:
+        """Whether a wait ended a request that looks of this kind where less is seen than when that was decided."""
+        counts = self._told.setdefault(kind, [0, 0])
+        counts[ended] += 1
+        if sum(counts) > WINDOW:
+            counts[:] = [count // 2 for count in counts]
+
+    def _is_told(self, kind: Kind) -> bool | None:
+        counts = self._told.get(kind)
+        if counts is None:
+            # Silence after a wait that sometimes ends requests is such an end.
+            is_end = kind[2] == UNKNOWN_NEXT and any(kind[:2] == other[:2] and self._is_told(other) for other in self._told)
+            return is_end or None
+        if max(counts) < MIN_SEEN or min(counts) > UNSURE * max(counts):
+            return None
+        return counts[True] > counts[False]
+
     def ends(self, kind: Kind, gap_ns: int) -> bool:
         """Whether a wait of this kind, followed by this gap, ended a request."""
+        told = self._is_told(kind)
+        if told is not None:
+            self._strange *= not told
+            return told
         idle_from = self._idle_from.get(kind)
         if idle_from is None:
             self._strange += 1

@@ -88,6 +88,11 @@ examples:
   COLUMNS=80 gputail report slow.gpt --ascii > incident.txt
   gputail report slow.gpt --html slow.html --perfetto slow.json"""
 
+EXPORT_EPILOG = """\
+examples:
+  gputail export /var/lib/gputail/*.gpt --parquet /srv/gputail
+  gputail export --query who-hurt-whom"""
+
 
 SHELLS = ("bash", "zsh", "fish")
 SORTS = ("outliers", "name", "rate", "p50", "p99", "p99.9")
@@ -245,6 +250,14 @@ def parser() -> Parser:
     report.add_argument("--workload", default="", metavar="NAME", help="report only on workloads that have NAME in their name")
     report.add_argument("--ascii", action="store_true", help="draw with ASCII alone, as is done where the locale is not UTF-8")
 
+    export = verb(
+        "export", _export, "write the requests and verdicts of recordings as Parquet, for many nodes' worth of them", EXPORT_EPILOG
+    )
+    export.add_argument("files", nargs="*", metavar="FILE", help="written by gputail record")
+    export.add_argument("--parquet", metavar="DIR", help="the folder for the tables, which are partitioned by node and hour")
+    export.add_argument("--node", metavar="NAME", help="name of the node, instead of what the recordings say")
+    export.add_argument("--query", metavar="NAME", help="print the SQL of a question that is shipped; list for their names")
+
     demo = verb("demo", _demo, "trace simulated programs and show which of the slow requests were named right", DEMO_EPILOG)
     demo.add_argument("--seconds", type=_value(config.parse_duration), default=20.0, metavar="S", help="how long to trace (default 20)")
 
@@ -349,6 +362,26 @@ def _report(args: argparse.Namespace) -> int:
     from gputail import report
 
     return report.run(report.Options(args.file, args.worst, args.workload, args.html, args.perfetto, args.ascii))
+
+
+def _export(args: argparse.Namespace) -> int:
+    from gputail import export
+
+    if args.query is not None:
+        return _print_query(args.query, export.queries())
+    if not args.files or not args.parquet:
+        raise UsageError("name the recordings, and with --parquet a folder", "see gputail export --help")
+    return export.run(args.files, args.parquet, args.node)
+
+
+def _print_query(name: str, queries: dict[str, str]) -> int:
+    if name == "list":
+        sys.stdout.writelines(f"{known:24}{text.splitlines()[0].removeprefix('-- ')}\n" for known, text in queries.items())
+    elif name in queries:
+        sys.stdout.write(queries[name])
+    else:
+        raise UsageError(f"no question is named {name!r}", "gputail export --query list")
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:

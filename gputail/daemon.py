@@ -300,3 +300,5 @@ def _say_what_is_traced(tracer: Tracer) -> None:
         say("no process has libcuda or libnccl mapped yet; waiting for one")
     for what, reason in health.unattached.items():
         say(f"not traced: {what}: {reason}", WARNING)
+    for limit in health.limits:
+        say(limit, WARNING)

@@ -24,7 +24,7 @@ from gputail.requests import Request, Requests
 from gputail.snapshot import Health, Snapshot, WorkloadView
 from gputail.streams import Streams
 from gputail.tail import RequestRecord
-from gputail.tiers import FULL, TIERS, Tiers, tier_of
+from gputail.tiers import FULL, TIERS, Tiers, sees_all_of, tier_of
 from gputail.trend import Trend
 
 # A verdict uses what ended less than this after its request did, and is given then.
@@ -107,11 +107,19 @@ class _Workload:
         key = request.state, tid
         known, last_ns = self._baselines.pop(key, (None, 0))
         if known is None or request.end_ns - last_ns > FORGET_BASELINE_NS:
-            known = Baseline()
+            known = self._from_more(request, tid) or Baseline()
         self._baselines[key] = known, request.end_ns
         if len(self._baselines) > MAX_BASELINES:
             del self._baselines[next(iter(self._baselines))]
         return known
+
+    def _from_more(self, request: Request, tid: int) -> Baseline | None:
+        """What was lately usual while the probes saw all that they do now, and more."""
+        for (state, of), (known, last_ns) in reversed(self._baselines.items()):
+            is_recent = request.end_ns - last_ns <= FORGET_BASELINE_NS
+            if of == tid and state != request.state and is_recent and known.usual and sees_all_of(state, request.state):
+                return Baseline.seen_less(known, request.state)
+        return None
 
     @property
     def usual_ns(self) -> int | None:
@@ -134,6 +142,7 @@ class Pipeline:
         self._names = Names()
         self._streams = Streams()
         self._communicators = Communicators()
+        self._precedents = attribution.Precedents()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
         self._released: list[tuple[int, int, int, Request]] = []
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
@@ -297,8 +306,9 @@ class Pipeline:
         if usual is None:
             return RequestRecord(*common, False, request.parts, tier=tier)
         verdict = attribution.attribute(
-            request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams, self._communicators
-        )
+            request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams, self._communicators,
+            self._precedents,
+        )  # fmt: skip
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns

@@ -18,7 +18,21 @@ import numpy as np
 
 from gputail import events
 from gputail.boundaries import UNKNOWN_NEXT, Boundaries, Kind
-from gputail.budget import C_NONE, C_QUERY, C_SYNC, CLASSES, HOST, OFF_CPU, PARTS, RUN_QUEUE, boundary
+from gputail.budget import (
+    C_COPY,
+    C_DTOH,
+    C_HTOD,
+    C_NONE,
+    C_QUERY,
+    C_SYNC,
+    CLASS_OF_CALL,
+    CLASSES,
+    HOST,
+    OFF_CPU,
+    PARTS,
+    RUN_QUEUE,
+    boundary,
+)  # fmt: skip
 from gputail.fragmenter import Fragmenter
 from gputail.fragments import (
     BLOCK_THREADS,
@@ -50,7 +64,8 @@ from gputail.fragments import (
     Fragment,
     Thread,
 )  # fmt: skip
-from gputail.tiers import CHANGING, FULL, LAUNCH, LIGHT, Tiers, tier_of
+from gputail.probes.table import BY_NUMBER, PER_KERNEL
+from gputail.tiers import CHANGING, FULL, LIGHT, Tiers, sees_launches, tier_of
 
 HOLD_FRAGMENTS = 64
 HOLD_NS = 2_000_000_000
@@ -58,6 +73,8 @@ MAX_FRAGMENTS = 4096  # of one request; more are joined into one
 RECENT = 64  # requests of a thread from which its usual opening and shape are known
 # How a request begins of which only the wait was seen.
 UNSEEN = "unseen"
+# Classes of calls that are not seen then.
+_PER_KERNEL = frozenset(int(CLASS_OF_CALL[function.number]) for function in BY_NUMBER.values() if function.category in PER_KERNEL)
 
 
 @dataclass(slots=True)
@@ -88,14 +105,15 @@ class Request:
 
     @property
     def are_launches_seen(self) -> bool:
-        return self.tier in (LAUNCH, FULL)
+        return sees_launches(self.state)
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
 
-_Entry = tuple[Fragment, Kind, int]  # a fragment, the kind of the wait that ended it, the gap (ns) after
+# A fragment, the kind of the wait that ended it and what that looks like while launches are not seen, the gap (ns) after.
+_Entry = tuple[Fragment, Kind, Kind, int]
 
 
 class _Learned:
@@ -126,6 +144,16 @@ class _Lane:
     @property
     def boundaries(self) -> Boundaries:
         return self.learned[self.is_seen].boundaries
+
+    def ends(self, entry: _Entry) -> bool:
+        """Whether it ends a request; while launches are seen, that tells of the times when they are not."""
+        fragment, kind, unseen, gap = entry
+        if fragment[ENDS_BY] == HEAD:
+            return False
+        ended = self.boundaries.ends(kind, gap)
+        if self.is_seen:
+            self.learned[False].boundaries.tell(unseen, ended)
+        return ended
 
     @property
     def openings(self) -> deque[int]:
@@ -180,16 +208,17 @@ class Requests:
             following.append(thread.open)
         for fragment, after in zip(waiting, following, strict=False):
             if fragment[ENDS_BY] == HEAD:
-                self._take(lane, fragment, (0, 0, 0), 0, 0, out)
+                self._take(lane, (fragment, (0, 0, 0), (0, 0, 0), 0), 0, out)
                 continue
             before = fragment[LAST_WORK]
             if after[FIRST_END] - fragment[END] > SILENCE_NS:
-                kind, gap, release = (before, fragment[LAST_CALL], UNKNOWN_NEXT), SILENCE_NS, fragment[END] + SILENCE_NS
+                then, unseen_then, gap, release = UNKNOWN_NEXT, UNKNOWN_NEXT, SILENCE_NS, fragment[END] + SILENCE_NS
             else:
-                kind, gap = (before, fragment[LAST_CALL], after[FIRST_CLASS]), max(after[START] - fragment[END], 0)
-                release = after[FIRST_END]
+                then, unseen_then = after[FIRST_CLASS], _first_but_launches(after)
+                gap, release = max(after[START] - fragment[END], 0), after[FIRST_END]
                 fragment[FLAGS] |= after[FIRST_FLAGS] & events.AFTER_GAP
-            self._take(lane, fragment, kind, gap, release, out)
+            call = fragment[LAST_CALL]
+            self._take(lane, (fragment, (before, call, then), (_last_but_launches(fragment), call, unseen_then), gap), release, out)
         del waiting[: len(following)]
 
     def _pass_time(self, lane: _Lane, watermark_ns: int, out: list[Request]) -> None:
@@ -207,13 +236,15 @@ class Requests:
                 lane.waiting.append(last)
             else:
                 kind = (last[LAST_WORK], last[LAST_CALL], UNKNOWN_NEXT)
-                self._take(lane, last, kind, SILENCE_NS, last[END] + SILENCE_NS, out)
+                unseen = (_last_but_launches(last), last[LAST_CALL], UNKNOWN_NEXT)
+                self._take(lane, (last, kind, unseen, SILENCE_NS), last[END] + SILENCE_NS, out)
         if lane.deadline is not None and lane.deadline < watermark_ns:
             self._learn(lane, lane.deadline, out)
         if lane.deadline is None and not lane.waiting and tail is None:
             self._restless.discard(thread)
 
-    def _take(self, lane: _Lane, fragment: Fragment, kind: Kind, gap: int, release: int, out: list[Request]) -> None:
+    def _take(self, lane: _Lane, entry: _Entry, release: int, out: list[Request]) -> None:
+        fragment, kind, _, gap = entry
         tier = tier_of(self._tiers.between(lane.thread.tgid, fragment[START], fragment[END]))
         if tier != CHANGING and (tier != LIGHT) != lane.is_seen:
             if lane.held:
@@ -228,12 +259,12 @@ class Requests:
                 lane.deadline = fragment[START] + HOLD_NS
             boundaries.observe(kind, gap, fragment[N_LAUNCHES], fragment[HTOD_BYTES])
         if not boundaries.learned:
-            lane.held.append((fragment, kind, gap))
+            lane.held.append(entry)
             if len(boundaries) >= HOLD_FRAGMENTS or len(lane.held) >= 2 * HOLD_FRAGMENTS:
                 self._learn(lane, release or fragment[END], out)
             return
-        lane.current.append((fragment, kind, gap))
-        if fragment[ENDS_BY] != HEAD and boundaries.ends(kind, gap):
+        lane.current.append(entry)
+        if lane.ends(entry):
             fragments, lane.current = [entry[0] for entry in lane.current], []
             self._emit(lane, fragments, release, out)
         elif boundaries.is_surprised:
@@ -242,16 +273,16 @@ class Requests:
             lane.held, lane.current = lane.current, []
             self._learn(lane, release, out)
         elif len(lane.current) >= MAX_FRAGMENTS:
-            lane.current = [(_sum([entry[0] for entry in lane.current]), kind, gap)]
+            lane.current = [(_sum([entry[0] for entry in lane.current]), *entry[1:])]
 
     def _learn(self, lane: _Lane, release: int, out: list[Request]) -> None:
         lane.deadline = None
         lane.boundaries.learn()
         held, lane.held = lane.held, []
         cut: list[list[Fragment]] = []
-        for fragment, kind, gap in held:
-            lane.current.append((fragment, kind, gap))
-            if fragment[ENDS_BY] != HEAD and lane.boundaries.ends(kind, gap):
+        for entry in held:
+            lane.current.append(entry)
+            if lane.ends(entry):
                 cut.append([entry[0] for entry in lane.current])
                 lane.current = []
         for fragments in cut:
@@ -305,6 +336,26 @@ class Requests:
 def _opening(fragments: list[Fragment]) -> Fragment:
     """The first fragment with work in it; the first of all if none has."""
     return next((fragment for fragment in fragments if fragment[FIRST_WORK] != C_NONE), fragments[0])
+
+
+def _last_but_launches(fragment: Fragment) -> int:
+    """The class of the last work in a fragment if launches are not seen."""
+    last = fragment[LAST_WORK]
+    return last if last not in _PER_KERNEL else _copied(fragment)
+
+
+def _first_but_launches(fragment: Fragment) -> int:
+    """The class of its first call if launches are not seen."""
+    first = fragment[FIRST_CLASS]
+    if first not in _PER_KERNEL:
+        return first
+    return _copied(fragment) or C_SYNC
+
+
+def _copied(fragment: Fragment) -> int:
+    """The class of a fragment's copies; none where there are several, since it is not known which came when."""
+    found = [kind for kind, column in ((C_HTOD, HTOD_BYTES), (C_DTOH, DTOH_BYTES), (C_COPY, COPY_BYTES)) if fragment[column]]
+    return found[0] if len(found) == 1 else C_NONE
 
 
 def _shape(fragments: list[Fragment]) -> str:

@@ -35,6 +35,15 @@ def sees_off_cpu(state: int) -> bool:
     return not state & _WITHOUT_OFF_CPU
 
 
+def sees_launches(state: int) -> bool:
+    return tier_of(state) in (LAUNCH, FULL)
+
+
+def sees_all_of(state: int, other: int) -> bool:
+    """Whether nothing is seen in the other state that is not in this one."""
+    return tier_of(state) >= tier_of(other) and (sees_off_cpu(state) or not sees_off_cpu(other))
+
+
 MAX_PROCESSES = 4096
 MAX_CHANGES = 64  # of one process
 _NEVER = 1 << 62

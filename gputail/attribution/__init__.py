@@ -3,7 +3,7 @@
 In: a request well above what is usual, and the rows around it. Out: a verdict. One file per cause. The causes are
 asked in the order below, each taking what it can account for from the excess of the budget's parts: first what the
 request's own rows prove, then who else held the GPU that it waited for, then what is left to its own calls and host
-time. What nothing accounts for is `unknown`.
+time. What nothing accounts for is `unknown`, unless it could not be seen and precedents.py tells what it most probably is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gputail.attribution import (
     sibling_kernel,
 )  # fmt: skip
 from gputail.attribution.case import Case
+from gputail.attribution.precedents import Precedent, Precedents
 from gputail.baseline import Usual
 from gputail.communicators import Communicators
 from gputail.history import History
@@ -33,6 +34,7 @@ from gputail.names import Names
 from gputail.requests import Request
 from gputail.streams import Streams
 from gputail.tail import Contribution
+from gputail.tiers import FULL
 
 UNKNOWN = "unknown"
 
@@ -44,7 +46,10 @@ CAUSES = (*(module.CAUSE for module in (*_OWN, *_HELD, *_REST)), UNKNOWN)
 
 @dataclass(frozen=True)
 class Verdict:
-    """cause: that of the largest contribution; confidence: the share (0 to 1) of the excess that it explains."""
+    """cause: that of the largest contribution; confidence: the share (0 to 1) of the excess that it explains.
+
+    Where precedents told the cause, that share times the probability that they are right.
+    """
 
     cause: str
     confidence: float
@@ -52,18 +57,46 @@ class Verdict:
 
 
 def attribute(
-    request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams, communicators: Communicators
+    request: Request,
+    usual: Usual,
+    history: History,
+    until_ns: int,
+    names: Names,
+    streams: Streams,
+    communicators: Communicators,
+    precedents: Precedents,
 ) -> Verdict:
     """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
     case = Case(request, usual, history, until_ns, names, streams, communicators)
-    found = [contribution for cause in _OWN for contribution in cause.explain(case)]
+    precedent = None if request.are_launches_seen else precedents.of(case)
+    set_aside = _disproved(precedent)
+    found = [contribution for cause in _OWN if cause.CAUSE not in set_aside for contribution in cause.explain(case)]
     if case.waiting_left:
         found += case.allot_waiting([claim for cause in _HELD for claim in cause.claims(case)])
     found += memcpy.explain_rest(case)
-    found += [contribution for cause in _REST for contribution in cause.explain(case)]
+    found += [contribution for cause in _REST if cause.CAUSE not in set_aside for contribution in cause.explain(case)]
     contributions = _fit(found, case)
     top = contributions[0]
-    return Verdict(top.cause, 0.0 if top.cause == UNKNOWN else round(top.ns / max(case.excess_ns, 1), 3), tuple(contributions))
+    if top.cause == UNKNOWN and precedent is not None and precedent.cause is not None:
+        like = f"as {precedent.agree} of {precedent.of} like it that were seen whole"
+        contributions[0] = top = Contribution(precedent.cause, top.ns, None, like)
+        return Verdict(top.cause, _share(top.ns * precedent.probability, case), tuple(contributions))
+    if request.state == FULL:
+        precedents.learn(case, top.cause)
+    return Verdict(top.cause, 0.0 if top.cause == UNKNOWN else _share(top.ns, case), tuple(contributions))
+
+
+def _disproved(precedent: Precedent | None) -> set[str]:
+    """Causes that one would believe while launches are not seen, if precedents did not say otherwise."""
+    if precedent is None:
+        return set()
+    asleep_in_launches = {host_blocked.CAUSE} if precedent.cause == launch_backpressure.CAUSE else set()
+    launches_in_host_time = {host_compute.CAUSE} if precedent.cause != host_compute.CAUSE else set()
+    return asleep_in_launches | launches_in_host_time
+
+
+def _share(ns: float, case: Case) -> float:
+    return round(ns / max(case.excess_ns, 1), 3)
 
 
 def _fit(found: list[Contribution], case: Case) -> list[Contribution]:

@@ -3,7 +3,8 @@
 In: for each process what it called and the CPU time that it used, a tick after the other; what a probe costs here; which
 processes have outliers. Out: a tier for each process. It looks at no clock and touches no probe: tiering.py does that.
 
-A process gets the highest tier that its budget pays for all the time. What that leaves over is saved, and spent on the full
+A process is looked at in full first, whatever that costs, so that it is known what is usual. Then it gets the highest tier that
+its budget pays for all the time. What that leaves over is saved, and spent on the full
 tier for a while: at once where the process has outliers, else when there is enough for a longer look. A process that makes so
 many launches that even one tick of them would cost more than may be saved keeps the light tier.
 """
@@ -19,11 +20,13 @@ from gputail.events import ENTRY_ONLY
 from gputail.probes.table import BY_NUMBER, OFF_CPU_CALL, PER_KERNEL
 from gputail.tiers import FULL, LAUNCH, LIGHT, sees_off_cpu, tier_of, without
 
-TICK_S = 1.0
+TICK_S = 0.5
+# How long the first look at what a process calls takes. What it costs does not count.
+FIRST_LOOK_S = 4.0
 # Savings, in seconds at full budget: spending them in one go makes at most twice the budget over ten seconds.
 MOST_SAVED_S = 8.0
 # How much must be saved before it is spent: for ticks of the full tier, without and with outliers to look at.
-WORTH_TICKS, ARMED_TICKS = 3, 1
+WORTH_TICKS, ARMED_TICKS = 4, 2
 # What a probe costs is known to a tenth or so: the governor aims lower than the budget by that.
 AIM = 0.9
 # A tier fits if it would have cost less than this share of the budget; what is in use is given up above the whole of it.
@@ -86,6 +89,7 @@ class Governed:
     off_cpu_rate: float | None = None  # stretches, likewise
     saved_ns: float = 0.0
     armed_s: float = 0.0
+    first_look_s: float = FIRST_LOOK_S  # how much of it is left
     cpu_ns: int | None = None
     cpu_rate: float = 0.0  # ns a second
     hits: Hits = field(default_factory=Hits)
@@ -180,6 +184,9 @@ class Governor:
         process.per_kernel_rate = self._updated(process.per_kernel_rate, per_kernel, self.costs.pair_ns, seconds)
         off_cpu = hits.off_cpu / used_ns if used_ns and sees_off_cpu(process.state) else None
         process.off_cpu_rate = self._updated(process.off_cpu_rate, off_cpu, self.costs.off_cpu_ns, seconds)
+        if process.first_look_s > 0:
+            process.first_look_s -= seconds * bool(hits.total - hits.off_cpu)
+            return
         most = self.budget * MOST_SAVED_S * process.cpu_rate
         process.saved_ns = min(max(process.saved_ns + self.budget * used_ns - cost_ns, -most), most)
 
@@ -193,7 +200,7 @@ class Governor:
         return known
 
     def _choose(self, process: Governed, seconds: float, used_ns: int) -> int:
-        if not used_ns or process.per_kernel_rate is None or process.off_cpu_rate is None:
+        if process.first_look_s > 0 or not used_ns or process.per_kernel_rate is None or process.off_cpu_rate is None:
             return process.state
         costs, now = self.costs, process.state
         least = process.hits.other * costs.pair_ns / used_ns

@@ -41,6 +41,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "module": ("cpu", "module", ""),
     "gmorework": ("gpu", "morework", ""),
     "compute": ("cpu", "compute", ""),
+    "mixed": ("cpu", "mixed", ""),  # slow for many reasons, each logged with its own
     "sleep": ("cpu", "sleep", ""),
     "backpressure": ("burst", "backpressure", ""),
     "copy+xcopy": ("copy", "none", "xcopy"),
@@ -64,7 +65,10 @@ LABELS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Truth:
-    """What the programs logged: (n, 2) arrays of start and end (CLOCK_MONOTONIC ns); aggressor is 0 where there is none."""
+    """What the programs logged: (n, 2) arrays of start and end (CLOCK_MONOTONIC ns); aggressor is 0 where there is none.
+
+    kinds: what each fault was, where the program has several of them.
+    """
 
     label: str
     victim: int
@@ -72,6 +76,7 @@ class Truth:
     requests: np.ndarray
     faults: np.ndarray
     bursts: np.ndarray
+    kinds: tuple[str, ...] = ()
 
 
 class Scenario:
@@ -111,9 +116,11 @@ class Scenario:
         for process in filter(None, (self._victim, self._aggressor)):
             if process.wait():
                 raise GputailError(f"a simulated program of {self.label!r} failed with status {process.returncode}")
-        pid, requests, faults, _ = _read_log(self._folder / "victim")
-        other, _, _, bursts = _read_log(self._folder / "aggressor") if self._aggressor else (0, None, None, _spans([]))
-        return Truth(self.label, pid, other, requests, faults, bursts)
+        pid, requests, faults, _, kinds = _read_log(self._folder / "victim")
+        other, bursts = 0, _spans([])
+        if self._aggressor:
+            other, _, _, bursts, _ = _read_log(self._folder / "aggressor")
+        return Truth(self.label, pid, other, requests, faults, bursts, kinds)
 
     def stop(self) -> None:
         for process in filter(None, (self._victim, self._aggressor)):
@@ -138,17 +145,19 @@ def scenario(label: str, seconds: float, seed: int = 1, cpus: list[int] | None =
             running.stop()
 
 
-def _read_log(path: Path) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-    """pid, requests, faults and bursts of a program's log."""
-    pid = 0
+def _read_log(path: Path) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+    """pid, requests, faults and bursts of a program's log, and what each fault was if it says so."""
+    pid, kinds = 0, []
     spans: dict[str, list[tuple[int, int]]] = {"request": [], "fault": [], "burst": []}
     for line in path.read_text().splitlines():
         what, *numbers = line.split()
+        what, _, kind = what.partition(":")
+        kinds += [kind] if kind else []
         if what == "pid":
             pid = int(numbers[0])
         else:
             spans[what].append((int(numbers[0]), int(numbers[1])))
-    return pid, _spans(spans["request"]), _spans(spans["fault"]), _spans(spans["burst"])
+    return pid, _spans(spans["request"]), _spans(spans["fault"]), _spans(spans["burst"]), tuple(kinds)
 
 
 def _spans(spans: list[tuple[int, int]]) -> np.ndarray:

@@ -44,8 +44,9 @@ DEFAULT_BUDGET = 0.01
 DOSES = {"small": 0.03, "middle": 0.10, "large": 0.22}
 CAUSES = (
     "gpu+xgemm", "graph+xgemm", "copy+xcopy", "gside", "gdevsync", "devsync", "pageable", "morework", "gmorework", "gil", "cpuhog",
-    "compute", "sleep", "module", "alloc", "backpressure",
+    "compute", "sleep", "module", "alloc", "backpressure", "mixed",
 )  # fmt: skip
+SEVERAL = {"mixed"}  # labels whose requests are each slow for a reason of their own
 # label -> the causes that it must not be given
 TWINS = {
     "none+xgemm": {"foreign_kernel"},
@@ -84,6 +85,8 @@ class Tally:
     blamed: Counter[str] = field(default_factory=Counter)  # clean ones by the cause they were given
     unhurt: Counter[str] = field(default_factory=Counter)  # injected into, but not slower, likewise
     by_dose: dict[str, Counter[str]] = field(default_factory=lambda: {dose: Counter() for dose in DOSES})
+    wrong: Counter[str] = field(default_factory=Counter)  # of those with another cause than the injected one, by it
+    rights: Counter[str] = field(default_factory=Counter)  # by dose, how many had a right cause first
     named: int = 0  # right ones with the right process
     explained: list[float] = field(default_factory=list)  # share of the excess of right ones that is not unknown
     confidence: list[tuple[float, bool]] = field(default_factory=list)  # stated, and whether the cause was right
@@ -94,9 +97,6 @@ class Tally:
     # way of baselines.py -> right, and of how many: the middle and large dose
     others: dict[str, list[int]] = field(default_factory=lambda: {way: [0, 0] for way in WAYS})
 
-    def right(self, dose: str) -> int:
-        return sum(self.by_dose[dose][cause] for cause in RIGHT.get(self.label.rpartition("+")[2], ()))
-
 
 def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: np.ndarray) -> None:
     """Add one run of a label; calls: its CALL rows."""
@@ -104,8 +104,6 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
     mine = sorted((record for record in records if record["tid"] == truth.victim), key=lambda record: record["start_ns"])
     starts = np.array([record["start_ns"] for record in mine], np.int64)
     ends = np.array([record["end_ns"] for record in mine], np.int64)
-    kind = truth.label.rpartition("+")[2]
-    right = RIGHT.get(kind, frozenset())
     begin, end = truth.requests[:, 0], truth.requests[:, 1]
     took = driver_spans(calls, truth)
     injected = np.zeros(len(begin), bool)
@@ -117,11 +115,11 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
     if truth.label in COMPOUNDS:
         _tally_compound(into, mine, truth)
         return
-    if right:
-        slow = np.flatnonzero(injected & (cost >= DOSES["middle"]))
-        for way, name in WAYS.items():
-            into.others[way][0] += sum(cause in right for cause in name(calls, truth, slow))
-            into.others[way][1] += len(slow)
+    rights = right_causes(truth)
+    slow = np.flatnonzero(injected & (cost >= DOSES["middle"]) & np.array([bool(right) for right in rights], bool))
+    for way, name in WAYS.items():
+        into.others[way][0] += sum(cause in rights[number] for number, cause in zip(slow, name(calls, truth, slow), strict=True))
+        into.others[way][1] += len(slow)
     into.requests += len(begin)
     for number in range(len(begin)):
         inside = mine[np.searchsorted(ends, begin[number]) : np.searchsorted(starts, end[number])]
@@ -137,13 +135,27 @@ def tally(into: Tally, records: Iterable[dict[str, Any]], truth: Truth, calls: n
         if cost[number] < DOSES["small"]:
             into.unhurt[cause] += bool(cause)
             continue
-        into.by_dose[_dose(cost[number])][cause] += 1
+        dose, right = _dose(cost[number]), rights[number]
+        into.by_dose[dose][cause] += 1
+        into.rights[dose] += cause in right
+        if cause and cause not in right:
+            into.wrong[cause] += 1
         if worst and cause:
             into.confidence.append((worst["confidence"], cause in right))
         if worst and cause in right:
             into.named += any(c["cause"] in right and c["culprit_pid"] == truth.aggressor for c in worst["contributions"])
             unknown = sum(c["ns"] for c in worst["contributions"] if c["cause"] == "unknown")
             into.explained.append(1 - unknown / max(worst["excess_ns"], 1))
+
+
+def right_causes(truth: Truth) -> list[frozenset[str]]:
+    """For each request the causes that name rightly what was injected into it; none where that is no cause."""
+    kind = truth.label.rpartition("+")[2]
+    rights = [RIGHT.get(kind, frozenset())] * len(truth.requests)
+    for (first, last), fault in zip(truth.faults, truth.kinds, strict=False):
+        for number in np.flatnonzero((truth.requests[:, 0] < last) & (truth.requests[:, 1] > first)):
+            rights[number] = RIGHT[fault]
+    return rights
 
 
 def driver_spans(calls: np.ndarray, truth: Truth) -> np.ndarray:
@@ -276,18 +288,17 @@ def show(tallies: list[Tally], on_gpu: bool) -> None:
     total: dict[str, Counter[str]] = {dose: Counter() for dose in DOSES}
     for one in [one for one in tallies if one.label not in (*COMPOUNDS, *SHIFTS)]:
         kind = one.label.rpartition("+")[2]
-        cells, wrong_causes = [], Counter[str]()
+        cells = []
         for dose, given in one.by_dose.items():
-            count, right, silent = given.total(), one.right(dose), given[""]
-            if kind in RIGHT:
+            count, right, silent = given.total(), one.rights[dose], given[""]
+            if kind in RIGHT or kind in SEVERAL:
                 total[dose] += Counter(right=right, silent=silent, all=count)
-            wrong_causes += Counter({cause: n for cause, n in given.items() if cause and cause not in RIGHT.get(kind, ())})
             cells.append(f"{right:4}{count - right - silent:4}{silent:4} of{count:4}" if count else "-")
-        rights = sum(one.right(dose) for dose in DOSES)
+        rights = one.rights.total()
         named = share(one.named, rights) if kind in HAS_CULPRIT else "-"
         blamed = f"{sum(one.blamed.values())} of {one.clean}"
         row = f"{one.label:14}{share(one.one_to_one, one.requests):>11}" + "".join(f"{cell:>22}" for cell in cells)
-        print(row + f"{named:>9}{blamed:>12}  " + ", ".join(f"{n} {cause}" for cause, n in wrong_causes.most_common(4)))
+        print(row + f"{named:>9}{blamed:>12}  " + ", ".join(f"{n} {cause}" for cause, n in one.wrong.most_common(4)))
     for dose, count in total.items():
         print(f"{dose}: {share(count['right'], count['all'])} right, {share(count['silent'], count['all'])} silent, of {count['all']}")
     for way in WAYS:

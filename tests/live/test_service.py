@@ -165,6 +165,19 @@ def test_what_the_unit_allows_is_enough_to_find_and_trace_other_users_programs(c
     assert "lost: nothing" in running.stderr
 
 
+def test_with_little_memory_to_lock_rings_are_smaller_and_that_is_said(bare, caller, gputail):
+    """As in a container whose runtime has the usual limit, on a machine of many CPUs."""
+    port = free_port()
+    arguments = ("run", "--library", str(bare[0]), "--listen", f"127.0.0.1:{port}", "--socket", "off")
+    running = gputail(*arguments, prefix=("prlimit", "--memlock=65536", *nobody_with(units.capabilities())))
+    running.wait_for("tracing")
+    caller(calls=23).call()
+    wait_until(lambda: 'call_duration_seconds_count{call="cuLaunchKernel"} 23.0' in scrape(port), "23 launches in the scrape")
+    assert running.end() == 0
+    assert "rings are small" in running.stderr
+    assert "has no ring" not in running.stderr
+
+
 @pytest.mark.parametrize("name", units.capabilities())
 def test_without_any_one_of_the_units_capabilities_something_is_missed_and_said(gputail, name):
     checked = gputail("check", prefix=nobody_with([other for other in units.capabilities() if other != name]), stdout=subprocess.PIPE)

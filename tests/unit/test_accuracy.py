@@ -62,7 +62,7 @@ def rows() -> np.ndarray:
 def test_requests_count_in_the_dose_that_the_fault_really_cost() -> None:
     one = tallied({number: "foreign_kernel" for number in COSTS})
     assert {dose: one.by_dose[dose].total() for dose in accuracy.DOSES} == {"small": 1, "middle": 1, "large": 1}
-    assert [one.right(dose) for dose in accuracy.DOSES] == [1, 1, 1]
+    assert [one.rights[dose] for dose in accuracy.DOSES] == [1, 1, 1]
     assert one.unhurt == {"foreign_kernel": 1}
     assert (one.requests, one.one_to_one, one.clean, one.named) == (100, 100, 96, 3)
 

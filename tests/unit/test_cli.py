@@ -21,7 +21,7 @@ from gputail.surfaces.top import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = ROOT / "docs" / "man" / "gputail.1"
-VERBS = ("run", "top", "events", "check", "record", "replay", "report", "demo", "completion")
+VERBS = ("run", "top", "events", "check", "record", "replay", "report", "export", "demo", "completion")
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:

@@ -9,11 +9,12 @@ import pytest
 
 from gputail import events
 from gputail.probes.cpu_time import cpu_time_ns
-from gputail.probes.governor import ARMED_FOR_S, HALF_LIFE_S, MOST_SAVED_S, Costs, Governor
+from gputail.probes.governor import ARMED_FOR_S, FIRST_LOOK_S, HALF_LIFE_S, MOST_SAVED_S, Costs, Governor
 from gputail.probes.table import BY_SYMBOL, OFF_CPU_CALL
 from gputail.tiers import FULL, LAUNCH, LIGHT
 
 S = 1_000_000_000
+FIRST_LOOK = int(FIRST_LOOK_S)
 COSTS = Costs(pair_ns=1000.0, entry_ns=500.0, trap_ns=800.0)
 LAUNCH_CALL, SYNC_CALL = BY_SYMBOL["cuLaunchKernel"].number, BY_SYMBOL["cuStreamSynchronize"].number
 
@@ -79,9 +80,29 @@ def test_a_process_far_above_any_budget_keeps_its_waits_and_loses_its_launches()
     program = Program(Governor(COSTS, 0.01), 7, launches=100_000, syncs=1000)
     for _ in range(60):
         program.second()
-    assert set(program.tiers[1:40]) == {LIGHT}
-    assert program.tiers[1:].count(FULL) <= 1  # to see whether it still is
-    assert program.governor.processes[7].shed_s == pytest.approx(59, abs=2)
+    assert set(program.tiers[FIRST_LOOK:40]) == {LIGHT}
+    assert program.tiers[FIRST_LOOK:].count(FULL) <= 1  # to see whether it still is
+    assert program.governor.processes[7].shed_s == pytest.approx(60 - FIRST_LOOK, abs=2)
+
+
+def test_the_first_look_is_in_full_whatever_it_costs_and_is_not_charged() -> None:
+    program = Program(Governor(COSTS, 0.01), 7, launches=30_000)
+    for _ in range(20):
+        program.second()
+    assert program.tiers[:FIRST_LOOK] == [FULL] * FIRST_LOOK and program.tiers[FIRST_LOOK] == LIGHT
+    assert program.governor.processes[7].saved_ns > 0
+
+
+def test_a_process_that_calls_nothing_keeps_its_first_look() -> None:
+    governor = Governor(COSTS, 0.01)
+    governor.count(rows(7, 1))
+    for second in range(20):
+        assert not governor.tick(1.0, {7: second * S})
+    for second in range(20, 30):
+        governor.count(rows(7, 30_000))
+        if governor.tick(1.0, {7: second * S}):
+            break
+    assert second == 20 + FIRST_LOOK - 1
 
 
 def test_outliers_bring_a_look_in_full_sooner() -> None:
@@ -91,7 +112,7 @@ def test_outliers_bring_a_look_in_full_sooner() -> None:
             if arm:
                 program.governor.arm(7)
             program.second()
-        return program.tiers.index(FULL, 2)
+        return program.tiers.index(FULL, FIRST_LOOK)
 
     assert first_look(True) < first_look(False)
 

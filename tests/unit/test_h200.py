@@ -40,11 +40,11 @@ def test_every_request_of_the_program_is_one_request(tallies: dict[str, accuracy
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_injected_is_named_and_silence_is_rare(tallies: dict[str, accuracy.Tally], label: str) -> None:
     one = tallies[label]
-    of, right = (sum(count) for count in zip(*((one.by_dose[d].total(), one.right(d)) for d in ("middle", "large")), strict=True))
+    of, right = (sum(count) for count in zip(*((one.by_dose[d].total(), one.rights[d]) for d in ("middle", "large")), strict=True))
     assert of >= 5
     assert right >= 0.95 * of
     if label in HAS_CULPRIT:
-        assert one.named == sum(one.right(dose) for dose in accuracy.DOSES)
+        assert one.named == sum(one.rights[dose] for dose in accuracy.DOSES)
 
 
 @pytest.mark.parametrize("label", LABELS)

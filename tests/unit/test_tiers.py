@@ -13,7 +13,7 @@ from gputail.requests import UNSEEN
 from gputail.tail import RequestRecord
 from gputail.tiers import CHANGING, FULL, LIGHT, MAX_CHANGES, Tiers, without
 from gputail.tiers import LAUNCH as LAUNCH_TIER
-from tests.unit.streams import MS, START_NS, US, Actor, S, batches, random_cuts, stream
+from tests.unit.streams import MS, NUMBER, START_NS, US, Actor, S, batches, random_cuts, stream
 
 _PER_KERNEL = [function.number for function in BY_NUMBER.values() if function.category in PER_KERNEL]
 
@@ -195,3 +195,113 @@ def test_what_is_usual_is_learned_for_each_tier() -> None:
     actor, spans = served(120)
     calls = seen(stream(actor), (spans[100][0] - MS, LIGHT))
     assert not any(record.outlier for record in records_of(calls))
+
+
+def with_precedents(before: list[dict[str, int]], then: dict[str, int], state: int = LIGHT) -> RequestRecord:
+    """Usual requests seen whole with slow ones of those kinds among them; then, launches unseen, some usual ones and a slow one."""
+    actor, spans = served(100)
+    for slow in before:
+        actor.serve(**slow)
+        for _ in range(5):
+            actor.serve()
+    light_ns = actor.now_ns
+    for _ in range(40):
+        actor.serve()
+    actor.serve(**then)
+    return records_of(seen(stream(actor), (light_ns - MS, state)))[-1]
+
+
+MORE = {"launches": 400, "wait_ns": 9 * MS}
+
+
+@pytest.mark.parametrize("state", [LIGHT, without(LIGHT)])
+def test_what_slow_requests_were_that_were_seen_whole_tells_what_one_like_them_is(state: int) -> None:
+    record = with_precedents([MORE] * 4, MORE, state)
+    assert (record.cause, record.tier, record.contributions[0].culprit) == ("more_work", "light", "as 4 of 4 like it that were seen whole")
+    assert record.confidence == pytest.approx(5 / 6, abs=0.02)
+    assert sum(contribution.ns for contribution in record.contributions) == record.excess_ns
+
+
+def test_precedents_that_are_few_or_of_another_look_or_size_tell_nothing() -> None:
+    other_look, larger = {"wait_ns": 12 * MS, "launches": 22}, {"launches": 6000, "wait_ns": 130 * MS}
+    for before in ([MORE] * 2, [other_look] * 6, [larger] * 6):
+        record = with_precedents(before, MORE)
+        assert (record.outlier, record.cause, record.confidence) == (True, "unknown", 0.0)
+
+
+def test_precedents_that_disagree_tell_nothing() -> None:
+    """Neither does what one believes without any: that a program which waits for the GPU would have waited for more work."""
+
+    def request(actor: Actor, launches: int = 20, compute_ns: int = 0) -> None:
+        actor.htod().rest(3 * US).sync().rest(90 * US + compute_ns).launch(launches).dtoh(duration_ns=100 * US).sync().rest(2 * MS)
+
+    more, longer = {"launches": 220}, {"compute_ns": 2 * MS}
+    for kinds, cause in (
+        ([], "host_compute"),
+        ([more] * 6, "more_work"),
+        ([longer] * 6, "host_compute"),
+        ([more, longer] * 3, "unknown"),
+    ):
+        actor = Actor()
+        for slow in [{}] * 20 + kinds:
+            request(actor, **slow)
+            for _ in range(4):
+                request(actor)
+        light_ns = actor.now_ns - MS
+        for _ in range(40):
+            request(actor)
+        request(actor, **more)
+        record = records_of(seen(stream(actor), (light_ns, LIGHT)))[-1]
+        assert (record.cause, record.tier) == (cause, "light"), kinds
+
+
+def test_sleep_is_not_blamed_where_slow_requests_slept_inside_of_launches() -> None:
+    def request(actor: Actor, blocked_ns: int = 0) -> None:
+        actor.htod().rest(3 * US).sync().rest(90 * US).launch(19)
+        if blocked_ns:
+            begin = actor.now_ns
+            actor.sleep(blocked_ns)
+            actor.row(NUMBER["cuLaunchKernel"], begin, blocked_ns + 5 * US, size=64, block=128, handle=0xABC)
+        else:
+            actor.launch(1)
+        actor.dtoh(duration_ns=MS).rest(3 * US).sync().rest(2 * MS)
+
+    for before, cause in ((0, "host_blocked"), (4, "launch_backpressure")):
+        actor = Actor()
+        for _ in range(60):
+            request(actor)
+        for _ in range(before):
+            request(actor, 9 * MS)
+            for _ in range(5):
+                request(actor)
+        light_ns = actor.now_ns - MS
+        for _ in range(40):
+            request(actor)
+        request(actor, 9 * MS)
+        assert records_of(seen(stream(actor), (light_ns, LIGHT)))[-1].cause == cause
+
+
+def test_what_was_usual_while_more_was_seen_is_usual_from_the_first_request_on_while_less_is() -> None:
+    for state in (LAUNCH_TIER, LIGHT, without(LIGHT)):
+        actor, spans = served(100)
+        actor.serve(wait_ns=9 * MS)
+        record = records_of(seen(stream(actor), (spans[99][0] - MS, state)))[-1]
+        assert (record.outlier, record.baseline_ns) == (True, spans[50][1] - spans[50][0])
+
+
+def test_where_less_was_seen_nothing_is_known_of_what_is_usual_while_more_is() -> None:
+    actor, spans = served(100)
+    actor.serve(wait_ns=9 * MS)
+    assert not records_of(seen(stream(actor), (0, LIGHT), (spans[99][0] - MS, FULL)))[-1].outlier
+
+
+def test_waits_that_end_requests_are_told_from_others_while_launches_are_not_seen_by_what_was_learned_before() -> None:
+    """A server that is never idle: without launches, the longest gap is in the middle of its requests."""
+    actor, spans = Actor(), []
+    for _ in range(200):
+        begin = actor.now_ns
+        actor.htod().rest(3 * US).sync().rest(90 * US).launch(800).dtoh(duration_ns=MS).rest(3 * US).sync()
+        spans.append((begin, actor.now_ns))
+        actor.rest(30 * US)
+    calls = seen(stream(actor), (spans[100][0] - 10 * US, LIGHT))
+    assert [(record.start_ns, record.end_ns) for record in records_of(calls)] == spans

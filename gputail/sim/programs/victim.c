@@ -224,9 +224,14 @@ static int is_beside(const char *fault)
 	return !strcmp(fault, "gside") || !strcmp(fault, "devsync") || !strcmp(fault, "gdevsync") || !strcmp(fault, "between");
 }
 
-static void request(int is_faulty, double size)
+/* The faults of a program that is slow for many reasons, as they are logged. */
+static const char *const mixed[] = {"fault:compute", "fault:morework", "fault:devsync", "fault:sleep", "fault:alloc", "fault:module"};
+
+enum { MIXED = sizeof(mixed) / sizeof(*mixed) };
+
+static void request(const char *logged, double size)
 {
-	const char *fault = is_faulty ? options.fault : NULL;
+	const char *fault = !logged ? NULL : strchr(logged, ':') ? strchr(logged, ':') + 1 : options.fault;
 	int more = fault && !strcmp(fault, "morework") ? 48 : 1;
 	long long start, fault_start = now_ns();
 
@@ -239,7 +244,7 @@ static void request(int is_faulty, double size)
 	answer(more, fault);
 	log_span("request", start, now_ns());
 	if (fault)
-		log_span("fault", fault_start, now_ns());
+		log_span(logged, fault_start, now_ns());
 	if (usual_requests < WARM_UP)
 		usual_ns = (usual_ns * usual_requests + now_ns() - start) / (usual_requests + 1), usual_requests++;
 }
@@ -304,6 +309,7 @@ int main(int argc, char **argv)
 {
 	static const double sizes[] = {0.06, 0.17, 0.45};
 	pthread_t side;
+	const char *logged;
 	unsigned random;
 	long long begin, end;
 
@@ -324,7 +330,8 @@ int main(int argc, char **argv)
 		shift = shift_at(now_ns() - begin);
 
 		is_faulty = is_faulty && random_share(&random) < (options.varied ? VARIED_SHARE : FAULT_SHARE);
-		request(is_faulty, options.varied ? sizes[(int)(3 * random_share(&random))] : 0);
+		logged = !is_faulty ? NULL : strcmp(options.fault, "mixed") ? "fault" : mixed[(int)(random_share(&random) * MIXED)];
+		request(logged, options.varied ? sizes[(int)(3 * random_share(&random))] : 0);
 		rest_for(REST);
 	}
 	pthread_mutex_lock(&side_lock);
