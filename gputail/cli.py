@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gputail import __version__, config
+from gputail import __version__, config, effective, journal
 from gputail.errors import GputailError, UsageError
 
 EPILOG = """\
@@ -34,6 +34,7 @@ examples:
   gputail run
   gputail run -p 4242 --jsonl | jq 'select(.outlier)'
   gputail run --listen 0.0.0.0:9490 --jsonl /var/log/gputail.jsonl
+  GPUTAIL_BUDGET_PERCENT=0.5 gputail run --print-config
   gputail run --duration 60 -- python3 serve.py --port 8000"""
 
 RECORD_EPILOG = """\
@@ -118,20 +119,22 @@ def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def _listen_flag(text: str) -> Any:
-    # Off stays text: None would read as "the flag was not given".
-    return config.parse_listen(text) or text
+def _option(name: str) -> Callable[[str], str]:
+    """Checks the value of one of config.OPTIONS, so that argparse names the flag, and leaves it text: what it means is for
+    effective.load, which tells "off" from a flag that was not given.
+    """
+
+    def check(text: str) -> str:
+        config.OPTIONS[name].parse(text)
+        return text
+
+    return _value(check)
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > MAX_WORST:
         raise ValueError(f"{text!r} is no number from 0 to {MAX_WORST}")
     return int(text)
-
-
-def _socket_flag(text: str) -> str:
-    config.parse_socket(text)
-    return text  # off stays text here, too
 
 
 def _path_of_socket(text: str) -> str:
@@ -164,23 +167,29 @@ def parser() -> Parser:
         "--jsonl",
         nargs="?",
         const="-",
-        type=_value(config.parse_jsonl),
+        type=_option("jsonl"),
         metavar="FILE",
-        help="append a JSON object per request to FILE; stdout without FILE or with -",
+        help="append a JSON object per request to FILE; stdout without FILE or with -; or off (default)",
     )
     run.add_argument(
         "--listen",
-        type=_value(_listen_flag),
+        type=_option("listen"),
         metavar="HOST:PORT",
         help=f"serve Prometheus metrics there, or off (default {config.DEFAULT_LISTEN})",
     )
     run.add_argument(
         "--socket",
-        type=_value(_socket_flag),
+        type=_option("socket"),
         metavar="PATH",
         help=f"let gputail top and events look, there, or off (default {config.DEFAULT_SOCKET})",
     )
-    run.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings; flags win over it")
+    run.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"TOML file with settings (default {effective.DEFAULT_FILE}, if there is one); GPUTAIL_* and flags win over it",
+    )
+    run.add_argument("--print-config", action="store_true", help="print the effective configuration, say where each value is from, and end")
 
     top_verb = verb("top", _top, "a live view of the workloads, their tails and their outliers", TOP_EPILOG)
     _where_the_daemon_is(top_verb)
@@ -261,9 +270,8 @@ def _where_the_daemon_is(verb: Parser) -> None:
     verb.add_argument(
         "--socket",
         type=_value(_path_of_socket),
-        default=config.DEFAULT_SOCKET,
         metavar="PATH",
-        help=f"the daemon's control socket (default {config.DEFAULT_SOCKET})",
+        help=f"the daemon's control socket (default: that of its configuration, {config.DEFAULT_SOCKET})",
     )
 
 
@@ -277,7 +285,7 @@ def _what_to_trace(verb: Parser) -> None:
         "--pid",
         dest="pids",
         action="append",
-        type=_value(lambda text: config.parse_pids(text)[0]),
+        type=_option("pids"),
         metavar="PID",
         help="trace only this process (repeatable); default: every process that uses the GPU",
     )
@@ -285,14 +293,14 @@ def _what_to_trace(verb: Parser) -> None:
         "--library",
         dest="libraries",
         action="append",
-        type=_value(lambda text: config.parse_libraries(text)[0]),
+        type=_option("libraries"),
         metavar="PATH",
         help="trace this libcuda or libnccl before any process has it mapped (repeatable)",
     )
     verb.add_argument(
         "--budget",
         dest="budget_percent",
-        type=_value(config.parse_budget),
+        type=_option("budget_percent"),
         metavar="PERCENT",
         help=f"what tracing may cost each process, in percent of its CPU time (default {config.Settings.budget_percent:g})",
     )
@@ -302,10 +310,10 @@ def _what_to_trace(verb: Parser) -> None:
         help="which calls to probe, whatever it costs: light (all but those made for each kernel), launch (of those the entries, too) "
         f"or full; or {config.AUTO}: as the budget allows (default)",
     )
-    verb.add_argument("--duration", dest="duration_s", type=_value(config.parse_duration), metavar="S", help="end after S seconds")
+    verb.add_argument("--duration", dest="duration_s", type=_option("duration_s"), metavar="S", help="end after S seconds")
     verb.add_argument(
         "--flush-ms",
-        type=_value(config.parse_flush_ms),
+        type=_option("flush_ms"),
         metavar="MS",
         help=f"drain the rings every MS milliseconds (default {config.Settings.flush_ms})",
     )
@@ -324,23 +332,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _settings(args: argparse.Namespace) -> config.Settings:
-    flags = dict(vars(args))
-    for name, parse_all in (("pids", config.parse_pids), ("libraries", config.parse_libraries)):
-        if flags.get(name):
-            flags[name] = parse_all(flags[name])
-    return config.settings(flags, flags.get("config"))
-
-
 def _run(args: argparse.Namespace) -> int:
-    settings = _settings(args)
+    def load() -> effective.Effective:
+        return effective.load(vars(args), os.environ, args.config)
+
+    configuration = load()
+    if args.print_config:
+        sys.stdout.write(configuration.toml())
+        return 0
     from gputail import daemon
 
-    return daemon.run(settings)
+    return daemon.run(configuration, load)
 
 
 def _record(args: argparse.Namespace) -> int:
-    settings = _settings(args)
+    settings = effective.of_flags(vars(args))
     from gputail import daemon
 
     return daemon.record(settings)
@@ -393,14 +399,15 @@ def _demo(args: argparse.Namespace) -> int:
 def _top(args: argparse.Namespace) -> int:
     from gputail.surfaces import top
 
-    return top.run(top.Options(args.socket, args.once, args.json, args.ascii, args.delay, args.filter, args.sort))
+    path = args.socket or effective.daemon_socket(os.environ)
+    return top.run(top.Options(path, args.once, args.json, args.ascii, args.delay, args.filter, args.sort))
 
 
 def _events(args: argparse.Namespace) -> int:
     from gputail.surfaces import follow
 
     wanted = follow.Filter(tuple(args.cause), tuple(args.pids), args.workload, args.min_ms)
-    return follow.run(args.socket, wanted, args.recent, args.json)
+    return follow.run(args.socket or effective.daemon_socket(os.environ), wanted, args.recent, args.json)
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -425,7 +432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except GputailError as error:
-        print(error, file=sys.stderr)
+        journal.say_error(error)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
@@ -452,7 +459,7 @@ def _report_unexpected(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    print(GputailError(f"unexpected error: {what}", hint), file=sys.stderr)
+    journal.say_error(GputailError(f"unexpected error: {what}", hint))
 
 
 def entry() -> NoReturn:

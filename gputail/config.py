@@ -1,31 +1,21 @@
-"""Settings of a run: what flags and an optional TOML file say becomes one frozen value.
+"""The options of a run: what each is called, how a value of it is read, and the frozen value that all of them make.
 
-In go the parsed flags (None where a flag was not given) and a file's path; out comes Settings, or a UsageError that
-names file, key and what would be right. Flags win over the file, the file over the defaults. Reads nothing else.
+In goes one value, from the command line, the environment or a file alike; out comes what Settings hold, or a ValueError that
+says what would be right. Where values come from, and which of them counts, is left to effective.py.
 """
 
 from __future__ import annotations
 
-import difflib
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from gputail.errors import UsageError
 from gputail.tiers import FULL, TIERS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULT_LISTEN = "127.0.0.1:9490"
 DEFAULT_SOCKET = "/run/gputail/gputail.sock"
 MAX_SOCKET_BYTES = 107  # what the kernel takes as a socket's name
 MAX_FLUSH_MS = 10_000
-MAX_CONFIG_BYTES = 1 << 20
 MAX_BUDGET_PERCENT = 100.0
 AUTO = "auto"
 TIER_CHOICES = (AUTO, *TIERS[: FULL + 1])
@@ -44,7 +34,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `run` and `record` do. The fields that a file may set are the keys of KEYS."""
+    """What `run` and `record` do. The fields that can be configured are those of OPTIONS."""
 
     libraries: tuple[str, ...] = ()  # libraries to trace although no process has them mapped yet
     pids: tuple[int, ...] = ()  # trace only these processes; empty: every process that uses the GPU
@@ -105,6 +95,11 @@ def parse_flush_ms(value: object) -> int:
     return _whole(value, 1, MAX_FLUSH_MS)
 
 
+def parse_run_time(value: object) -> float | None:
+    """Seconds, or "off" (None): until told to end."""
+    return None if value == "off" else parse_duration(value)
+
+
 def parse_duration(value: object) -> float:
     """Seconds, more than none."""
     try:
@@ -134,9 +129,12 @@ def parse_tier(value: object) -> str:
     return str(value)
 
 
-def parse_jsonl(value: object) -> str:
+def parse_jsonl(value: object) -> str | None:
+    """A file name, "-" for standard output, or "off" (None)."""
+    if value == "off":
+        return None
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError('must be a file name, or "-" for standard output')
+        raise ValueError('must be a file name, "-" for standard output, or "off"')
     return value
 
 
@@ -147,58 +145,25 @@ def _whole(value: object, low: int, high: int) -> int:
     return int(text)
 
 
-# The keys of a configuration file, which are fields of Settings, and how each value is read.
-KEYS: Mapping[str, Callable[[object], Any]] = {
-    "libraries": parse_libraries,
-    "pids": parse_pids,
-    "jsonl": parse_jsonl,
-    "listen": parse_listen,
-    "socket": parse_socket,
-    "flush_ms": parse_flush_ms,
-    "duration_s": parse_duration,
-    "budget_percent": parse_budget,
-    "tier": parse_tier,
-}
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The values of a TOML file, by field of Settings. Raises UsageError naming file and key."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read configuration {path}: {(error.strerror or str(error)).lower()}") from error
-    if len(text) > MAX_CONFIG_BYTES:
-        raise UsageError(f"configuration {path} is larger than {MAX_CONFIG_BYTES} bytes", "is it the right file?")
-    try:
-        table = tomllib.loads(text.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"configuration {path} is not valid TOML: {error}") from error
-    values = {}
-    for key, value in table.items():
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
-            raise UsageError(
-                f"configuration {path}: unknown key {key!r}",
-                f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}",
-            )
-        try:
-            values[key] = KEYS[key](value)
-        except ValueError as error:
-            raise UsageError(f"configuration {path}: {key}: {error}") from error
-    return values
-
-
-def settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Join defaults, the file and the flags. flags: by field of Settings; None means the flag was not given.
-
-    A `listen` or `socket` of None cannot be told from a flag that was not given, so flags carry "off" as text.
+@dataclass(frozen=True)
+class Option:
+    """An option of `run`. Its name is that of the field of Settings and of the key in a file; GPUTAIL_ and the name in capitals
+    is its variable in the environment. `parse` takes a value of TOML or a text, and raises ValueError.
     """
-    known = {field.name for field in fields(Settings)}
-    values = read_file(config) if config is not None else {}
-    given = {name: value for name, value in flags.items() if name in known and value is not None}
-    if "listen" in given and not isinstance(given["listen"], Address):
-        given["listen"] = parse_listen(given["listen"])
-    if "socket" in given:
-        given["socket"] = parse_socket(given["socket"])
-    return replace(Settings(), **{**values, **given})
+
+    parse: Callable[[object], Any]
+    flag: str
+    is_live: bool = False  # a reload changes it while tracing goes on; else it takes a restart
+
+
+OPTIONS: Mapping[str, Option] = {
+    "libraries": Option(parse_libraries, "--library"),
+    "pids": Option(parse_pids, "--pid"),
+    "jsonl": Option(parse_jsonl, "--jsonl", is_live=True),
+    "listen": Option(parse_listen, "--listen", is_live=True),
+    "socket": Option(parse_socket, "--socket", is_live=True),
+    "flush_ms": Option(parse_flush_ms, "--flush-ms", is_live=True),
+    "duration_s": Option(parse_run_time, "--duration"),
+    "budget_percent": Option(parse_budget, "--budget", is_live=True),
+    "tier": Option(parse_tier, "--tier"),
+}

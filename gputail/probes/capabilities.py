@@ -10,11 +10,12 @@ from pathlib import Path
 from gputail.errors import GputailError
 
 # name -> bit, from include/uapi/linux/capability.h
-BITS = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+BITS = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 NEEDED = ("CAP_BPF", "CAP_PERFMON")
 # What is lost without those that tracing can do without.
 WITHOUT = {
     "CAP_SYS_ADMIN": "uprobes that are attached one by one are refused by some kernels (stable ones since July 2025)",
+    "CAP_DAC_READ_SEARCH": "tracefs, where it is not our own, and libraries below folders that are closed to us cannot be read",
     "CAP_SYS_PTRACE": "libraries of other users' processes cannot be found",
 }
 

@@ -99,9 +99,14 @@ class Governor:
     """Keeps each process's cost under a budget, a share of the CPU time that it uses; `budget` is what it aims at."""
 
     def __init__(self, costs: Costs, budget: float) -> None:
-        self.costs, self.budget = costs, AIM * budget
+        self.costs = costs
+        self.set_budget(budget)
         self.processes: dict[int, Governed] = {}
         self.ratio: float | None = None  # of all processes together, in the last tick
+
+    def set_budget(self, budget: float) -> None:
+        """From the next tick on."""
+        self.budget = AIM * budget
 
     def count(self, calls: np.ndarray) -> None:
         """Take in a batch's rows, without changes of tiers."""

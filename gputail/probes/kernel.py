@@ -65,7 +65,7 @@ def tracefs() -> Path:
             if (path / "events/sched").stat():
                 return path
         except PermissionError as error:
-            raise GputailError(f"cannot read tracefs at {path}: permission denied", "run as root") from error
+            raise GputailError(f"cannot read tracefs at {path}: permission denied", "run as root, or grant CAP_DAC_READ_SEARCH") from error
         except OSError:
             continue
     raise GputailError("tracefs is not mounted, so scheduler events cannot be read", "mount -t tracefs none /sys/kernel/tracing")

@@ -6,6 +6,7 @@ and hands the space back at once. `Merger` orders what came from several CPUs. N
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import select
@@ -124,17 +125,23 @@ class PerfRings:
     """The rings of one BPF perf-event array, one per CPU that is online; later CPUs are added by `cover_new_cpus`."""
 
     def __init__(self, map_fd: int, event: np.dtype, bytes_per_cpu: int) -> None:
-        """bytes_per_cpu: rounded up to a power of two of pages."""
+        """bytes_per_cpu: rounded up to a power of two of pages; halved where we may not lock that much memory."""
         self._map_fd = map_fd
         self._sample = sample_dtype(event)
         self._event = event
         pages = max(1, -(-bytes_per_cpu // _PAGE))
-        self._data_bytes = _PAGE << (pages - 1).bit_length()
+        self.bytes_per_cpu = _PAGE << (pages - 1).bit_length()
         self._barrier = threading.Lock()
         self._poll = select.poll()
         self._rings: dict[int, _Ring] = {}
         self.uncovered: dict[int, str] = {}  # CPU -> why it has no ring: its records are refused and counted by the kernel
+        self._is_refused = False
         self.cover_new_cpus()
+        while self._is_refused and self.bytes_per_cpu > _PAGE:
+            self.close()
+            self.bytes_per_cpu //= 2
+            self._is_refused = False
+            self.cover_new_cpus()
         if not self._rings:
             raise GputailError(
                 f"no perf ring could be opened: {next(iter(self.uncovered.values()), 'no CPU is online')}",
@@ -147,9 +154,11 @@ class PerfRings:
             if cpu in self._rings:
                 continue
             try:
-                ring = _Ring(cpu, self._data_bytes)
+                ring = _Ring(cpu, self.bytes_per_cpu)
             except OSError as error:  # the CPU may have gone offline since
                 self.uncovered[cpu] = str(error)
+                # What a user may lock: RLIMIT_MEMLOCK and perf_event_mlock_kb for each CPU (perf_mmap in kernel/events/core.c).
+                self._is_refused |= error.errno == errno.EPERM
                 continue
             self.uncovered.pop(cpu, None)
             syscalls.update_map(self._map_fd, cpu, ring.fd)
@@ -178,6 +187,7 @@ class PerfRings:
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
+        self._poll = select.poll()
 
 
 class Merger:

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,7 @@ class TracerHealth:
     libraries: int
     processes: int
     unattached: Mapping[str, str] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()  # sentences on what is worse than it could be, and why
     call_cost_ns: float | None = None  # as measured at start; None: not known
     overhead_ratio: float | None = None  # of the CPU time of what is traced; None: not known (yet)
     costs: tuple[ProcessCost, ...] = ()  # of MAX_COSTS processes, the dearest first
@@ -99,8 +100,10 @@ class Tracer:
         self._kernel = attacher.kernel
         cpus = os.cpu_count() or 1
         ring_bytes = options.ring_bytes or min(RING_MAX_BYTES, max(256 << 10, RINGS_TOTAL_BYTES // cpus))
-        self._calls = PerfRings(self._kernel.map_fd("calls_ring"), CALL, ring_bytes)
+        # Names first: they are few, and must not go without where there is little memory that may be locked.
         self._names = PerfRings(self._kernel.map_fd("names_ring"), NAME, NAME_RING_BYTES)
+        self._calls = PerfRings(self._kernel.map_fd("calls_ring"), CALL, ring_bytes)
+        self._wanted_ring_bytes = ring_bytes
         if options.pids:
             self._kernel.add_targets(options.pids)
         self._host = HostProbes(self._kernel, off_cpu=options.off_cpu)
@@ -173,6 +176,12 @@ class Tracer:
         governed = self._governor.processes if self._governor else ()
         return {tgid: used for tgid in governed if (used := cpu_time_ns(tgid)) is not None}
 
+    def set_pace(self, flush_s: float, budget: float | None) -> None:
+        """How often to drain, and what tracing may cost a process, from now on. None, or having begun with none: its tier stays."""
+        self.options = replace(self.options, flush_s=flush_s, budget=budget if self.options.budget is not None else None)
+        if self._governor and self.options.budget is not None:
+            self._governor.set_budget(self.options.budget)
+
     def arm(self, tgid: int) -> None:
         """A process has an outlier: look closer at it while its budget pays for that."""
         if self._governor:
@@ -208,10 +217,18 @@ class Tracer:
             libraries=len(self._attached),
             processes=len(self._described),
             unattached={**self._unattached, **self._refused, **{f"pid {tgid}": why for tgid, why in list(self._tiering.failed.items())}},
+            limits=tuple(self._limits()),
             call_cost_ns=governor.costs.pair_ns if governor else None,
             overhead_ratio=governor.ratio if governor else None,
             costs=tuple(self._costs(governor)) if governor else (),
         )
+
+    def _limits(self) -> Iterator[str]:
+        if self._calls.bytes_per_cpu < self._wanted_ring_bytes:
+            sizes = f"{self._calls.bytes_per_cpu >> 10} instead of {self._wanted_ring_bytes >> 10} KiB a CPU"
+            yield f"rings are small ({sizes}), since little memory may be locked: raise RLIMIT_MEMLOCK (LimitMEMLOCK= of the service)"
+        for cpu, why in sorted(self._calls.uncovered.items()):
+            yield f"CPU {cpu} has no ring: {why}"
 
     def _costs(self, governor: Governor) -> Iterator[ProcessCost]:
         known = [(tgid, one) for tgid, one in governor.processes.items() if tgid in self._described]

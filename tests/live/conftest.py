@@ -82,11 +82,23 @@ def caller(bare: tuple[Path, Path]) -> Iterator[Callable[..., Caller]]:
 class Gputail:
     """gputail as a process, its stderr in a file."""
 
-    def __init__(self, folder: Path, *arguments: str, prefix: tuple[str, ...] = (), stdout: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        prefix: tuple[str, ...] = (),
+        stdout: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self._log = folder / f"gputail-{time.monotonic_ns()}.log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "gputail", *arguments], cwd=ROOT, stderr=log, stdout=stdout or subprocess.DEVNULL, text=True
+                [*prefix, sys.executable, "-m", "gputail", *arguments],
+                cwd=ROOT,
+                stderr=log,
+                stdout=stdout or subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "GPUTAIL_CONFIG": os.devnull, **(environment or {})},  # not what this machine may be configured to
             )
 
     @property

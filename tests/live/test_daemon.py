@@ -164,7 +164,7 @@ def test_a_missing_capability_is_named(gputail, lacking):
     dropped = ("setpriv", f"--bounding-set=-sys_admin,-cap_{capabilities.BITS[lacking]}")
     running = gputail("run", "--listen", "off", prefix=dropped)
     assert running.process.wait(DEADLINE_S) == 1
-    problem, hint = running.stderr.splitlines()
+    problem, hint = running.stderr.splitlines()[-2:]
     assert problem == f"gputail: cannot load BPF programs without {lacking}"
     assert "CAP_BPF and CAP_PERFMON" in hint
     checked = gputail("check", prefix=dropped, stdout=subprocess.PIPE)

@@ -14,6 +14,7 @@ import pytest
 
 from gputail import cli
 from gputail.config import Address, Settings
+from gputail.effective import Effective
 from gputail.errors import GputailError
 from gputail.surfaces.follow import Filter
 from gputail.surfaces.top import Options
@@ -72,7 +73,7 @@ def test_help_exits_0_and_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_run_hands_its_settings_to_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
-    fake(monkeypatch, "daemon", run=lambda settings: seen.append(settings) or 0)
+    fake(monkeypatch, "daemon", run=lambda configuration, load: seen.append(configuration.settings) or 0)
     line = [
         "run",
         "-p",
@@ -100,7 +101,7 @@ def test_run_hands_its_settings_to_the_daemon(monkeypatch: pytest.MonkeyPatch) -
 
 def test_listen_off_switches_the_endpoint_off(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
-    fake(monkeypatch, "daemon", run=lambda settings: seen.append(settings) or 0)
+    fake(monkeypatch, "daemon", run=lambda configuration, load: seen.append(configuration.settings) or 0)
     cli.main(["run", "--listen", "off"])
     cli.main(["run"])
     assert [settings.listen for settings in seen] == [None, Address("127.0.0.1", 9490)]
@@ -122,7 +123,7 @@ def test_check_and_demo_are_called_with_their_options(monkeypatch: pytest.Monkey
 
 
 def test_an_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(settings: Settings) -> int:
+    def run(configuration: Effective, load: object) -> int:
         raise GputailError("cannot attach to cuLaunchKernel", "run as root")
 
     fake(monkeypatch, "daemon", run=run)
@@ -131,7 +132,7 @@ def test_an_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(settings: Settings) -> int:
+    def run(configuration: Effective, load: object) -> int:
         raise KeyboardInterrupt
 
     fake(monkeypatch, "daemon", run=run)
@@ -142,7 +143,7 @@ def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_an_unexpected_error_is_one_line_and_its_traceback_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def run(settings: Settings) -> int:
+    def run(configuration: Effective, load: object) -> int:
         raise KeyError("no\nsuch")
 
     fake(monkeypatch, "daemon", run=run)
@@ -183,7 +184,7 @@ def test_top_and_events_are_called_with_their_options(monkeypatch: pytest.Monkey
 
 def test_socket_off_is_for_the_daemon_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Settings] = []
-    fake(monkeypatch, "daemon", run=lambda settings: seen.append(settings) or 0)
+    fake(monkeypatch, "daemon", run=lambda configuration, load: seen.append(configuration.settings) or 0)
     cli.main(["run", "--socket", "off"])
     cli.main(["run"])
     assert [settings.socket for settings in seen] == [None, "/run/gputail/gputail.sock"]

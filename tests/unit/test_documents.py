@@ -11,6 +11,8 @@ import pytest
 
 from gputail.attribution import CAUSES
 from gputail.budget import PARTS
+from gputail.config import OPTIONS, Settings
+from gputail.effective import load, variable
 from gputail.tail import Contribution, RequestRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,3 +60,25 @@ def test_the_manual_explains_every_cause_and_no_other() -> None:
 def test_the_readme_explains_every_cause_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(CAUSES)
+
+
+def test_the_manual_of_the_configuration_explains_every_option_with_its_default_flag_and_variable() -> None:
+    manual = (ROOT / "docs/man/gputail.conf.5").read_text().replace("\\-", "-").replace("\\(dq", '"')
+    entries = manual.split("\n.SH OPTIONS\n")[1].split("\n.SH ")[0].split("\n.TP\n.B ")[1:]
+    told = {entry.splitlines()[0]: entry.splitlines()[-1] for entry in entries}
+    defaults = [line.partition("  #")[0].strip() for line in load({}, {}, Path("/dev/null")).toml().splitlines()[1:]]
+    assert told == {
+        default: f"{option.flag}{' (one each)' if isinstance(getattr(Settings(), name), tuple) else ''}, {variable(name)}; "
+        + ("reload" if option.is_live else "restart")
+        for default, (name, option) in zip(defaults, OPTIONS.items(), strict=True)
+    }
+
+
+def test_the_sample_configuration_shows_every_option_with_its_default(tmp_path: Path) -> None:
+    sample = (ROOT / "deploy/config.toml").read_text()
+    assert load({}, {}, ROOT / "deploy/config.toml").settings == Settings()
+    file = tmp_path / "config.toml"
+    file.write_text(re.sub(r"^#(?=\w+ = )", "", sample, flags=re.MULTILINE))
+    shown = load({}, {}, file)
+    assert shown.settings == Settings()
+    assert all(origin.startswith(str(file)) for origin in shown.origins.values()), shown.origins

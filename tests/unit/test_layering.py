@@ -25,13 +25,13 @@ ONLY_IN = {
 # Analysis takes data: no clock, no /proc, no operating system. That makes a replay equal the live run.
 # Every module is analysis but these.
 NOT_ANALYSIS = {
-    "__init__", "__main__", "capture", "check", "cli", "completion", "config", "daemon", "demo", "errors", "export", "paths", "replay",
-    "report",
+    "__init__", "__main__", "capture", "check", "cli", "completion", "config", "daemon", "demo", "effective", "errors", "export",
+    "journal", "paths", "replay", "report", "service",
     "discovery", "probes", "sim", "surfaces",
 }  # fmt: skip
 NOT_IN_ANALYSIS = {
     "time", "os", "datetime", "random", "subprocess", "socket", "threading", "psutil", "bcc", "elftools",
-    "prometheus_client", "gputail.discovery", "gputail.surfaces", "gputail.daemon", "gputail.cli", "gputail.config",
+    "prometheus_client", "gputail.discovery", "gputail.surfaces", "gputail.daemon", "gputail.cli", "gputail.config", "gputail.effective",
 }  # fmt: skip
 # Of probes, the table alone is plain data.
 PROBES_FOR_ALL = {"gputail.probes.table"}
