@@ -184,6 +184,15 @@ def parser() -> Parser:
         help=f"let gputail top and events look, there, or off (default {config.DEFAULT_SOCKET})",
     )
     run.add_argument(
+        "--otlp",
+        type=_option("otlp"),
+        metavar="URL",
+        help="send metrics and outliers to the OpenTelemetry receiver there (http, https, grpc or grpcs://HOST:PORT), or off (default)",
+    )
+    run.add_argument(
+        "--otlp-spans", action="store_const", const="on", help="send outliers as spans, too, with the stretches of their time as children"
+    )
+    run.add_argument(
         "--config",
         type=Path,
         metavar="FILE",

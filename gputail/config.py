@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from gputail.tiers import FULL, TIERS
 
 DEFAULT_LISTEN = "127.0.0.1:9490"
 DEFAULT_SOCKET = "/run/gputail/gputail.sock"
 MAX_SOCKET_BYTES = 107  # what the kernel takes as a socket's name
+OTLP_PORTS = {"http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317}
 MAX_FLUSH_MS = 10_000
 MAX_BUDGET_PERCENT = 100.0
 AUTO = "auto"
@@ -42,6 +44,8 @@ class Settings:
     jsonl: str | None = None  # where request records go, "-" for stdout
     listen: Address | None = Address("127.0.0.1", 9490)  # of the Prometheus endpoint; None: off
     socket: str | None = DEFAULT_SOCKET  # where `top` and `events` look; None: off
+    otlp: str | None = None  # URL of the OpenTelemetry receiver; None: off
+    otlp_spans: bool = False  # whether it is sent outliers as spans, too
     flush_ms: int = 200  # how often the rings are drained
     duration_s: float | None = None  # end after this long; None: run until told to end
     budget_percent: float = 1.0  # of its CPU time, that tracing may cost a process
@@ -76,6 +80,31 @@ def parse_socket(value: object) -> str | None:
     if len(value.encode(errors="surrogateescape")) > MAX_SOCKET_BYTES - len(".lock"):
         raise ValueError(f"the path of a socket has at most {MAX_SOCKET_BYTES - len('.lock')} bytes")
     return value
+
+
+def parse_otlp(value: object) -> str | None:
+    """http, https, grpc or grpcs://HOST[:PORT], or "off" (None). Without a port it is the usual one. Raises ValueError."""
+    if value == "off":
+        return None
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError('must be a URL such as "http://collector:4318" or "grpc://collector:4317", or "off"')
+    try:
+        parts = urlsplit(value)
+        port = parts.port or OTLP_PORTS.get(parts.scheme)
+    except ValueError as error:
+        raise ValueError(f"{value!r}: {str(error).lower()}") from error
+    if parts.scheme not in OTLP_PORTS or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(f"{value!r} is not http, https, grpc or grpcs://HOST:PORT")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+
+
+def parse_switch(value: object) -> bool:
+    if str(value).lower() in ("on", "true", "1"):
+        return True
+    if str(value).lower() in ("off", "false", "0"):
+        return False
+    raise ValueError(f"{value!r} is not true or false")
 
 
 def parse_pids(value: object) -> tuple[int, ...]:
@@ -162,6 +191,8 @@ OPTIONS: Mapping[str, Option] = {
     "jsonl": Option(parse_jsonl, "--jsonl", is_live=True),
     "listen": Option(parse_listen, "--listen", is_live=True),
     "socket": Option(parse_socket, "--socket", is_live=True),
+    "otlp": Option(parse_otlp, "--otlp", is_live=True),
+    "otlp_spans": Option(parse_switch, "--otlp-spans"),
     "flush_ms": Option(parse_flush_ms, "--flush-ms", is_live=True),
     "duration_s": Option(parse_run_time, "--duration"),
     "budget_percent": Option(parse_budget, "--budget", is_live=True),

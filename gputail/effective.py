@@ -161,7 +161,7 @@ def _toml(value: object) -> str:
         return '"off"'
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, (bool, int, float)):
+        return repr(value).lower()
     # JSON's strings are TOML's but for DEL.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

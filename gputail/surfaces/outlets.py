@@ -19,9 +19,10 @@ from gputail.snapshot import Snapshot
 from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter
 from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
+from gputail.surfaces.otlp import OtlpExporter
 from gputail.tail import RequestRecord
 
-NAMES = ("jsonl", "socket", "listen")  # of the settings that say where
+NAMES = ("jsonl", "socket", "listen", "otlp")  # of the settings that say where
 
 
 class Outlets:
@@ -32,9 +33,11 @@ class Outlets:
         self._lines: BackgroundWriter | None = None
         self._control: ControlServer | None = None
         self._server: MetricsServer | None = None
+        self._otlp: OtlpExporter | None = None
+        self._otlp_spans = settings.otlp_spans
         self._collector = SnapshotCollector()
         self._latest: Snapshot | None = None
-        self._lost = 0  # records, by writers that are closed
+        self._lost = dict.fromkeys(("jsonl", "otlp"), 0)  # records, by writers that are closed
         self._is_stuck = False
         try:
             for name in NAMES:
@@ -45,25 +48,28 @@ class Outlets:
 
     @property
     def want_snapshots(self) -> bool:
-        return self._server is not None or self._control is not None
+        return any(one is not None for one in (self._server, self._control, self._otlp))
 
     def hand_on(self, records: Sequence[RequestRecord]) -> None:
         if self._lines:
             self._lines.write(records)
         if self._control:
             self._control.offer(records)
+        if self._otlp:
+            self._otlp.offer(records)
 
     def publish(self, snapshot: Snapshot) -> None:
         self._latest = snapshot
-        if self._server:
+        if self._server or self._otlp:
             self._collector.publish(snapshot)
         if self._control:
             self._control.publish(snapshot)
 
     def with_losses(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what was lost on its way out, too."""
-        lost = self._lost + (self._lines.lost if self._lines else 0)
-        return replace(snapshot, lost={**snapshot.lost, "jsonl": lost}) if lost else snapshot
+        now = {"jsonl": self._lines.lost if self._lines else 0, "otlp": self._otlp.lost if self._otlp else 0}
+        lost = {stage: before + now[stage] for stage, before in self._lost.items() if before + now[stage]}
+        return replace(snapshot, lost={**snapshot.lost, **lost}) if lost else snapshot
 
     def change(self, name: str, old: object, new: object) -> None:
         """Close one and open it elsewhere (None: not at all). GputailError where that cannot be; then it is what it was."""
@@ -94,6 +100,11 @@ class Outlets:
                 self._collector.publish(self._latest)
             self._server = MetricsServer(where, self._collector)
             say(f"metrics on http://{self._server.address}/metrics")
+        elif name == "otlp" and isinstance(where, str):
+            if self._latest:
+                self._collector.publish(self._latest)
+            self._otlp = OtlpExporter(where, self._otlp_spans, self._collector)
+            say(f"OTLP to {where}")
 
     def _control_server(self, path: str) -> ControlServer | None:
         """Serves there. Where nobody asked for the socket in so many words, a second daemon goes on without one and says so."""
@@ -111,10 +122,14 @@ class Outlets:
             if not lines.close():
                 say("not all request records were written: what reads them has stopped reading", ERROR)
                 self._is_stuck = True
-            self._lost += lines.lost
+            self._lost["jsonl"] += lines.lost
         elif name == "socket" and self._control:
             control, self._control = self._control, None
             control.close()
         elif name == "listen" and self._server:
             server, self._server = self._server, None
             server.close()
+        elif name == "otlp" and self._otlp:
+            otlp, self._otlp = self._otlp, None
+            otlp.close()
+            self._lost["otlp"] += otlp.lost
