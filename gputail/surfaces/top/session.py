@@ -16,7 +16,6 @@ import time
 from types import TracebackType
 from typing import Any
 
-from gputail import effective
 from gputail.errors import GputailError
 from gputail.surfaces.client import Client, NoDaemon
 from gputail.surfaces.progress import Progress
@@ -42,7 +41,7 @@ class Session:
                 [sys.executable, "-I", "-c", _RUN, "run", "--config", os.devnull, "--listen", "off", "--socket", self.path],
                 cwd="/",
                 # What a daemon of this machine is configured to do is not ours to do.
-                env={name: value for name, value in os.environ.items() if not name.startswith(effective.ENVIRONMENT)},
+                env={name: value for name, value in os.environ.items() if not name.startswith("GPUTAIL_")},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
