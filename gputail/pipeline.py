@@ -25,6 +25,7 @@ from gputail.snapshot import Health, Snapshot, WorkloadView
 from gputail.streams import Streams
 from gputail.tail import RequestRecord
 from gputail.tiers import FULL, TIERS, Tiers, sees_all_of, tier_of
+from gputail.timeline import CELLS, Around, culprits
 from gputail.trend import Trend
 
 # A verdict uses what ended less than this after its request did, and is given then.
@@ -38,6 +39,11 @@ MAX_SHAPES = 16  # of one process; further ones share a workload
 RECENT_OUTLIERS = 256
 RECENT_REGIMES = 64
 RECENT_OF_WORKLOAD = 32  # outliers
+# Outliers with a timeline: how far apart at least, of one workload and of all.
+TIMELINE_EVERY_NS = 1_000_000_000
+TIMELINE_APART_NS = 20_000_000
+# Work that a request waits for may have been given to the GPU so long before.
+TIMELINE_BEFORE_NS = 500_000_000
 # What was usual before a pause this long in a tier of probes is learned anew.
 FORGET_BASELINE_NS = 60_000_000_000
 
@@ -65,6 +71,7 @@ class _Workload:
         "first_start_ns",
         "last_end_ns",
         "fresh",
+        "timeline_ns",
         "trend",
         "recent",
     )
@@ -79,6 +86,7 @@ class _Workload:
         self._baselines: dict[tuple[int, int], tuple[Baseline, int]] = {}
         self.recent: deque[RequestRecord] = deque(maxlen=RECENT_OF_WORKLOAD)  # outliers
         self.requests = self.incomplete = self.last_end_ns = 0
+        self.timeline_ns = 0  # when the last outlier with a timeline ended
         self.outliers: dict[str, int] = {}
         self.excess_ns: dict[str, int] = {}
         self.fresh: list[int] = []  # durations not yet in the histogram
@@ -148,6 +156,7 @@ class Pipeline:
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
         self._records: list[RequestRecord] = []
         self._watermark_ns = 0
+        self._timeline_ns = 0  # when the last outlier with a timeline ended
         self._events = 0
         self._lost: dict[str, int] = {}
         self._gaps: deque[tuple[int, int]] = deque(maxlen=256)
@@ -316,9 +325,19 @@ class Pipeline:
             *common, True, request.parts, usual.duration_ns, request.duration_ns - usual.duration_ns, verdict.cause,
             verdict.confidence, verdict.contributions, tier,
         )  # fmt: skip
+        if request.end_ns - max(workload.timeline_ns + TIMELINE_EVERY_NS, self._timeline_ns + TIMELINE_APART_NS) >= 0:
+            workload.timeline_ns = self._timeline_ns = request.end_ns
+            record = replace(record, timeline=self._around(record).timeline(CELLS))
         self._outliers.append(record)
         workload.recent.append(record)
         return record
+
+    def _around(self, record: RequestRecord) -> Around:
+        """The rows of the request, and those of its process and its culprits around it."""
+        since_ns, until_ns = record.start_ns - TIMELINE_BEFORE_NS, record.end_ns + VERDICT_DELAY_NS
+        pids = {record.pid, *(pid for cause, pid in culprits(record) if cause != "cpu_preempted")}
+        others = [self._history.process(pid, since_ns, until_ns) for pid in sorted(pids)]
+        return Around(record, self._history.thread(record.tid, record.start_ns, record.end_ns), np.concatenate(others))
 
     def _workload(self, request: Request) -> _Workload:
         key = (request.tgid, request.shape)

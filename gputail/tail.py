@@ -6,9 +6,12 @@ In: nothing; plain data. Which requests are outliers is baseline.py's, why they 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gputail.budget import PARTS
+
+if TYPE_CHECKING:
+    from gputail.timeline import Timeline
 
 SCHEMA = 1
 
@@ -45,6 +48,7 @@ class RequestRecord:
     confidence: float | None = None
     contributions: tuple[Contribution, ...] = ()
     tier: str = "full"  # of the probes while it ran
+    timeline: Timeline | None = None  # of some outliers, for those who look at one; not part of the fixed record
 
     @property
     def duration_ns(self) -> int:

@@ -17,6 +17,7 @@ from gputail.snapshot import Snapshot, WorkloadView
 from gputail.surfaces import collectives
 from gputail.surfaces.report.stories import story
 from gputail.tail import RequestRecord
+from gputail.timeline import Timeline
 from gputail.trend import WINDOW_NS, recent
 
 VERSION = 1
@@ -81,8 +82,19 @@ def workload(snap: Snapshot, name: str) -> dict[str, Any] | None:
 
 
 def verdict(record: RequestRecord) -> dict[str, Any]:
-    """An outlier: its record and, in words, its story."""
-    return {"v": VERSION, "type": "verdict", "story": story(record), "record": record.as_dict()}
+    """An outlier: its record, in words its story, and its timeline where it has one."""
+    return {"v": VERSION, "type": "verdict", "story": story(record), "record": record.as_dict(), "timeline": _timeline(record.timeline)}
+
+
+def _timeline(timeline: Timeline | None) -> list[dict[str, Any]] | None:
+    if timeline is None:
+        return None
+    lanes = timeline.lanes
+    return [{"name": lane.name, "pid": lane.pid, "cells": "".join(CELL_LETTERS[kind] for kind in lane.kinds)} for lane in lanes]
+
+
+# A letter for each kind of cell: the parts of the budget in their order, then what others did.
+CELL_LETTERS = "hrzlcamwno" + " gpx"
 
 
 def _workload(view: WorkloadView, time_ns: int) -> dict[str, Any]:

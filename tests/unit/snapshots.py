@@ -7,14 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from gputail.budget import PARTS
+from gputail.budget import HOST, LAUNCH, PARTS, SYNC
 from gputail.histogram import Histogram
 from gputail.snapshot import Health, ProcessCost, Snapshot, WorkloadView
 from gputail.tail import Contribution, RequestRecord
+from gputail.timeline import CELLS, KERNELS, NOTHING, Lane, Timeline
 from gputail.trend import WINDOW_NS, Window
 
 MS, S = 1_000_000, 1_000_000_000
 NOW_NS = 1000 * S
+
+
+_CALLS = bytes(kind for kind in (HOST, LAUNCH, SYNC) for _ in range(CELLS // 3))
+_OTHERS = bytes(kind for kind in (NOTHING, KERNELS) for _ in range(CELLS // 2))
+_TIMELINE = Timeline(0, 12_500_000, (Lane("calls", None, _CALLS), Lane("pid 556", 556, _OTHERS)))
 
 
 def outlier(pid: int = 1000, end_ns: int = NOW_NS - S, cause: str = "foreign_kernel", **changes: Any) -> RequestRecord:
@@ -24,7 +30,7 @@ def outlier(pid: int = 1000, end_ns: int = NOW_NS - S, cause: str = "foreign_ker
     record = RequestRecord(
         pid, pid, "python3", f"python3/{pid}/HtoD..sync", end_ns - 12_500_000, end_ns, "sync", 154, 139, False, True,
         tuple(parts.get(part, 0) for part in PARTS), 5_200_000, excess, cause, 0.97,
-        (Contribution(cause, 7_100_000, 556, "sm90_xmma_gemm_f16"), Contribution("unknown", 200_000)),
+        (Contribution(cause, 7_100_000, 556, "sm90_xmma_gemm_f16"), Contribution("unknown", 200_000)), timeline=_TIMELINE,
     )  # fmt: skip
     return replace(record, **changes)
 

@@ -1,13 +1,16 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gputail import events, traces
-from gputail.pipeline import VERDICT_DELAY_NS, Pipeline, replay_batches
+from gputail.budget import COPY
+from gputail.pipeline import TIMELINE_EVERY_NS, VERDICT_DELAY_NS, Pipeline, replay_batches
 from gputail.tail import RequestRecord
-from tests.unit.streams import MS, START_NS, Actor, S, batches, random_cuts, replay, stream
+from gputail.timeline import CELLS, KERNELS
+from tests.unit.streams import MS, START_NS, US, Actor, S, batches, random_cuts, replay, stream
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -201,3 +204,28 @@ def test_a_long_row_of_random_garbage_is_survived() -> None:
     calls = calls[np.argsort(events.end_ns(calls), kind="stable")]
     records = list(replay_batches(batches(calls)))
     assert all(sum(record.budget_ns) == record.duration_ns for record in records)
+
+
+def test_outliers_have_a_timeline_of_their_calls_and_the_culprits_work_one_a_second_of_a_workload() -> None:
+    victim, other = Actor(tgid=100), Actor(tgid=200)
+    slow = []
+    for number in range(400):
+        if number > 60 and number % 10 == 0:
+            other.now_ns = victim.now_ns
+            other.launch(duration_ns=5 * US, grid=4096).sync(9 * MS)
+            slow.append(victim.now_ns)
+            victim.serve(wait_ns=9 * MS)
+        else:
+            victim.serve()
+    outliers = [record for record in replay(victim, other) if record.outlier and record.pid == 100]
+    assert [record.start_ns for record in outliers] == slow
+    with_one = [record for record in outliers if record.timeline]
+    assert with_one[0] is outliers[0] and len(with_one) < len(outliers)
+    gaps = [after.end_ns - before.end_ns for before, after in pairwise(with_one)]
+    assert gaps and min(gaps) >= TIMELINE_EVERY_NS
+    timeline = with_one[0].timeline
+    own, beside = timeline.lanes
+    assert (own.pid, beside.pid, len(own.kinds), len(beside.kinds)) == (None, 200, CELLS, CELLS)
+    assert own.kinds[-CELLS // 2 :].count(COPY) > 0.9 * CELLS / 2
+    assert beside.kinds.count(KERNELS) > 0.9 * CELLS
+    assert "timeline" not in with_one[0].as_dict()

@@ -18,9 +18,9 @@ from gputail.source import Source
 from gputail.surfaces.report import stories, text
 from gputail.surfaces.report.gathering import permille
 from gputail.surfaces.report.stories import headline, reason, story
-from gputail.surfaces.report.timeline import runs
 from gputail.surfaces.terminal import duration
 from gputail.tail import Contribution, RequestRecord
+from gputail.timeline import runs
 from tests.unit.reports import CULPRIT, DATA, HOSTILE, HOSTILE_BYTES, TRACES, VICTIM, page_of, record, serving_beside_a_burst
 from tests.unit.streams import MS, Actor
 
@@ -135,7 +135,7 @@ def test_a_timeline_has_a_cell_for_each_column_and_a_lane_for_the_culprit(name: 
 def test_a_timeline_shows_what_took_the_time_where_it_was_taken() -> None:
     """Of 14 ms: launches for 2, then off the CPU in the program for 4, ready to run for 2, and a wait for 6."""
     from gputail.budget import HOST, LAUNCH, OFF_CPU, RUN_QUEUE, SYNC
-    from gputail.surfaces.report.timeline import ON_CPU, Around
+    from gputail.timeline import ON_CPU, Around
     from tests.unit.streams import stream
 
     actor = Actor()

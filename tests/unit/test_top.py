@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from gputail.budget import PARTS
 from gputail.surfaces import messages
 from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import line
@@ -20,6 +21,7 @@ from gputail.surfaces.top import Options, detail, is_ascii, keys, listing, once
 from gputail.surfaces.top.drawing import Pen, clip, plain
 from gputail.surfaces.top.model import Model
 from gputail.surfaces.words import number, short_command, size
+from gputail.timeline import KINDS
 from tests.unit.snapshots import NOW_NS, S, outlier, snapshot, view
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +173,23 @@ def test_a_page_of_an_outlier_shows_its_parts_and_beside_them_who_is_to_blame() 
     assert foreign.index("█") == usual.rindex("█") + 1  # it begins where the usual ends
     assert unknown.startswith("  unknown") and unknown.endswith("200us")
     assert any(re.search(r"foreign_kernel +7\.10ms +97\.3%  pid 556 sm90_xmma_gemm_f16", part) for part in lines)
+
+
+def test_a_page_of_an_outlier_shows_when_its_calls_waited_and_what_others_did_then() -> None:
+    told = messages.verdict(outlier())
+    lines = [plain(part) for part in detail.outlier_page(told, BLOCKS, 94)]
+    calls, other, legend = lines[lines.index("when: its calls, and what others did meanwhile") + 1 :][:3]
+    assert calls == "  calls          " + "h" * 20 + "l" * 20 + "w" * 20 + "  12.5ms"
+    assert other == "  pid 556        " + " " * 30 + "g" * 30
+    assert legend == "h in the program itself, l in launches, w waiting for the GPU, g kernels"
+    assert not any("when:" in plain(part) for part in detail.outlier_page(messages.verdict(outlier(timeline=None)), BLOCKS, 94))
+    wide = [plain(part) for part in detail.outlier_page(told, BLOCKS, 300)]
+    assert any(re.match(r"  calls {10}h{88,89}l{88,89}w{88,89}  12.5ms$", part) for part in wide)
+
+
+def test_a_timeline_has_a_letter_for_every_kind_of_cell() -> None:
+    assert len(messages.CELL_LETTERS) == KINDS == len(set(messages.CELL_LETTERS))
+    assert messages.CELL_LETTERS[: len(PARTS)] == "".join(detail._LETTERS[part] for part in PARTS)
 
 
 def test_field_case_9_names_that_end_within_a_character_or_steer_a_terminal_are_shown_harmless() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gputail.surfaces.report.gathering import Findings
 from gputail.surfaces.report.stories import headline
-from gputail.surfaces.report.timeline import Around
 from gputail.surfaces.terminal import clean, duration, losses
+from gputail.timeline import Around
 
 LOST = "calls were lost while tracing: requests known to lack some count as incomplete; others may have had more calls than are seen"
 MAX_DAMAGE = 400

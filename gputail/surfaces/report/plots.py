@@ -15,8 +15,8 @@ from gputail.budget import PARTS
 from gputail.histogram import Histogram
 from gputail.surfaces.report.gathering import Findings, spoken_quantile
 from gputail.surfaces.report.text import scale_step_ms
-from gputail.surfaces.report.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Timeline, runs
 from gputail.surfaces.terminal import clean, duration
+from gputail.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Timeline, runs
 
 WIDTH = 900
 LEFT, RIGHT, BOTTOM = 70, 12, 26

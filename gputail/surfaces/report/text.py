@@ -17,8 +17,8 @@ from gputail.budget import ALLOC, COLLECTIVE, COPY, HOST, LAUNCH, MODULE, OFF_CP
 from gputail.surfaces.report.gathering import QUANTILES, Change, Findings, spoken_quantile
 from gputail.surfaces.report.page import Page
 from gputail.surfaces.report.stories import story
-from gputail.surfaces.report.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Around, Timeline
 from gputail.surfaces.terminal import clean, duration
+from gputail.timeline import COPIES, KERNELS, NOTHING, ON_CPU, WORDS, Around, Timeline
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
 MAX_DETAILED = 5  # workloads with a section of their own
@@ -204,7 +204,7 @@ def _worst(report: Page, pen: _Pen) -> Iterator[str]:
         timeline = around.timeline(lane_chars)
         yield from timeline_lines(timeline, around, pen.ascii_only)
         for lane in timeline.lanes:
-            used.update(dict.fromkeys(np.unique(lane.kinds).tolist()))
+            used.update(dict.fromkeys(sorted(set(lane.kinds))))
         yield ""
     # One glyph can stand for two things on two kinds of lanes: each with its words.
     key = [f"{pen.glyphs[kind]} {WORDS[kind]}" for kind in sorted(used) if kind != NOTHING]
@@ -219,7 +219,7 @@ def timeline_lines(timeline: Timeline, around: Around, ascii_only: bool = False)
     span_ns = timeline.end_ns - timeline.start_ns
     usual = (around.record.baseline_ns or 0) * cells // max(span_ns, 1)
     for lane in timeline.lanes:
-        drawn = "".join(pen.glyphs[kind] for kind in lane.kinds.tolist())
+        drawn = "".join(pen.glyphs[kind] for kind in lane.kinds)
         label = clean(lane.name, LABEL_CHARS - 1) + ("*" if lane.partly else "")
         yield f"   {label:<{LABEL_CHARS}}{drawn}"
     yield f"   {'ms':<{LABEL_CHARS}}{_scale(span_ns, cells, usual, pen.tick)}"

@@ -10,16 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-import numpy as np
-
 from gputail import __version__
 from gputail.surfaces.report import plots
 from gputail.surfaces.report.gathering import QUANTILES, Findings, spoken_quantile
 from gputail.surfaces.report.page import Page
 from gputail.surfaces.report.stories import cause_in_words, reason, story
 from gputail.surfaces.report.text import rate
-from gputail.surfaces.report.timeline import NOTHING, Around
 from gputail.surfaces.terminal import clean, duration
+from gputail.timeline import NOTHING, Around
 
 MAX_NAME = 200
 MAX_ROWS = 50
@@ -152,7 +150,7 @@ def _article(report: Page, number: int, around: Around, used: set[int]) -> Eleme
     SubElement(article, "p", {"class": "soft"}).text = where + counts
     shown = around.timeline(plots.TIMELINE_CELLS)
     for lane in shown.lanes:
-        used.update(np.unique(lane.kinds).tolist())
+        used.update(lane.kinds)
     _figure(article, plots.timeline(shown, record.baseline_ns), "")
     if any(lane.partly for lane in shown.lanes):
         SubElement(article, "p", {"class": "soft"}).text = "* there were too many calls to keep: the earliest are missing"

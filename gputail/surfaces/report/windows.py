@@ -12,8 +12,8 @@ import numpy as np
 
 from gputail import events
 from gputail.rows import take
-from gputail.surfaces.report.timeline import Around, culprits
 from gputail.tail import RequestRecord
+from gputail.timeline import Around, culprits
 
 # Work that a request waits for may have been given to the GPU so long before, and waited for so long after.
 BEFORE_NS = 500_000_000

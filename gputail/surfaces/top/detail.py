@@ -6,6 +6,8 @@ In come a workload or verdict message and the room there is, out come lines; tho
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
+from itertools import groupby, pairwise
 from typing import Any
 
 from gputail.surfaces.top.drawing import Line, Pen, Span, compact
@@ -26,6 +28,20 @@ _WORDS = {
     "alloc": "in allocations", "module": "loading kernels", "sync": "waiting for the GPU", "collective": "in collectives",
     "other": "in other calls",
 }  # fmt: skip
+# Of what others did; the letters of a timeline's cells are those of messages.CELL_LETTERS.
+_OTHERS = {"g": "kernels", "p": "copies", "x": "on the CPU it waits for"}
+_LANE_STYLES = {
+    "w": "warn",
+    "n": "warn",
+    "r": "bad",
+    "z": "bad",
+    "h": "good",
+    "l": "accent",
+    "c": "accent",
+    "g": "bad",
+    "p": "bad",
+    "x": "bad",
+}
 _STYLES = {"sync": "warn", "collective": "warn", "run_queue": "bad", "off_cpu": "bad", "host": "good", "launch": "accent", "copy": "accent"}
 
 
@@ -113,6 +129,32 @@ def _causes(causes: list[dict[str, Any]], pen: Pen, width: int) -> list[Line]:
     return lines
 
 
+def _timeline(lanes: list[dict[str, Any]] | None, record: dict[str, Any], pen: Pen, room: int) -> list[Line]:
+    """What waited for whom: the request's own calls from its beginning to its end, and below them what others did meanwhile."""
+    if not lanes:
+        return []
+    lines: list[Line] = [(("", ""),), (("when: its calls, and what others did meanwhile", "bold"),)]
+    used: set[str] = set()
+    for lane in lanes:
+        cells = _resampled(lane["cells"], room)
+        used.update(cells)
+        spans: list[Span] = [(f"  {pen.fit(pen.text(lane['name']), 14)} ", "" if lane["pid"] is None else "bad")]
+        for letter, run in groupby(cells):
+            spans.append(("".join(run), _LANE_STYLES.get(letter, "")))
+        lines.append((*spans, (f" {compact(record['duration_ns']):>7}" if lane["pid"] is None else "", "")))
+    words = {letter: _WORDS[part] for part, letter in _LETTERS.items()} | _OTHERS
+    lines += [
+        ((part, "dim"),) for part in textwrap.wrap(", ".join(f"{letter} {words[letter]}" for letter in words if letter in used), 17 + room)
+    ]
+    return lines
+
+
+def _resampled(cells: str, room: int) -> str:
+    """The cells in so many: each shows what there is most of."""
+    edges = [number * len(cells) // room for number in range(room + 1)]
+    return "".join(Counter(cells[first : max(stop, first + 1)]).most_common(1)[0][0] for first, stop in pairwise(edges))
+
+
 def outlier_page(verdict: dict[str, Any], pen: Pen, width: int) -> list[Line]:
     """An outlier: its story, where its time went against what is usual, and what its excess is put down to."""
     record = verdict["record"]
@@ -129,6 +171,7 @@ def outlier_page(verdict: dict[str, Any], pen: Pen, width: int) -> list[Line]:
                 "dim",
             ),
         ),
+        *_timeline(verdict.get("timeline"), record, pen, room),
         (("", ""),),
         (("where its time went (by kind, not in the order of time)", "bold"),),
     ]

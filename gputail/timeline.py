@@ -1,13 +1,14 @@
 """A request's time as lanes of cells: what its thread did, and beside it the work of whoever made it slow.
 
 In go the calls around one request, out come lanes of a given number of cells, each cell with the one kind of thing that took most
-of its time. How a kind looks is left to text.py and plots.py, which ask for as many cells as they have room for.
+of its time. How a kind looks is left to surfaces, and so is how many cells there is room for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -52,17 +53,18 @@ WORDS = {
     ON_CPU: "on the CPU that the request's thread waits for",
 }
 MAX_OTHERS = 3
+CELLS = 192  # of timelines that are made before it is known how much room there is
 HOST_WEIGHT = 0.3
 _RUNNABLE = (0, 256)  # prev_state of a thread that was preempted
 
 
 @dataclass(frozen=True)
 class Lane:
-    """kinds: int array, the kind of each cell; pid: whose work, None for the request's own calls; partly: rows were left out."""
+    """kinds: the kind of each cell, a byte each; pid: whose work, None for the request's own calls; partly: rows were left out."""
 
     name: str
     pid: int | None
-    kinds: np.ndarray
+    kinds: bytes
     partly: bool = False
 
 
@@ -92,7 +94,7 @@ class Around:
         """The request in so many cells."""
         record = self.record
         edges = record.start_ns + np.arange(cells + 1) * (record.end_ns - record.start_ns) / cells
-        lanes = [Lane("calls", None, _own_kinds(self.own, edges), self.own_partly), *self._others(edges)]
+        lanes = [Lane("calls", None, _bytes(_own_kinds(self.own, edges)), self.own_partly), *self._others(edges)]
         return Timeline(record.start_ns, record.end_ns, tuple(lanes))
 
     def _others(self, edges: np.ndarray) -> list[Lane]:
@@ -108,7 +110,7 @@ class Around:
                 kinds = _gpu_kinds(gpu_work(beside, record.start_ns, record.end_ns, waits_alone=pid != record.pid), edges)
             if (kinds != NOTHING).any():
                 name = "own, beside" if pid == record.pid else f"pid {pid}"
-                lanes.append(Lane(name, pid, kinds, self.others_partly))
+                lanes.append(Lane(name, pid, _bytes(kinds), self.others_partly))
         return lanes
 
 
@@ -180,7 +182,15 @@ def _on_streams_of(own: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return IS_WORK[CLASS_OF_CALL[rows["call"]]] & np.isin(rows["stream"], streams)
 
 
-def runs(kinds: np.ndarray) -> list[tuple[int, int, int]]:
+def _bytes(kinds: np.ndarray) -> bytes:
+    return kinds.astype(np.uint8).tobytes()
+
+
+def runs(kinds: bytes) -> list[tuple[int, int, int]]:
     """(kind, first cell, cell behind the last) of each stretch of equal cells."""
-    edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
-    return [(int(kinds[first]), first, stop) for first, stop in zip(edges, edges[1:], strict=False)] if len(kinds) else []
+    found, first = [], 0
+    for kind, run in groupby(kinds):
+        stop = first + len(list(run))
+        found.append((kind, first, stop))
+        first = stop
+    return found
