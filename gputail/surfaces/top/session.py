@@ -24,6 +24,8 @@ START_S = 60.0
 LOOK_S = 6.0  # how long a single look traces before it is printed
 END_S = 10.0
 _PR_SET_PDEATHSIG = 1
+# Our own code and no other, wherever it is installed: python would look for modules where we happen to be, too.
+_RUN = f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; from gputail.cli import entry; entry()"
 
 
 class Session:
@@ -36,8 +38,10 @@ class Session:
         libc = ctypes.CDLL(None)
         with open(self._log, "wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "gputail", "run", "--listen", "off", "--socket", self.path],
-                cwd="/",  # not where we are: python would look for modules there first
+                [sys.executable, "-I", "-c", _RUN, "run", "--config", os.devnull, "--listen", "off", "--socket", self.path],
+                cwd="/",
+                # What a daemon of this machine is configured to do is not ours to do.
+                env={name: value for name, value in os.environ.items() if not name.startswith("GPUTAIL_")},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
