@@ -324,6 +324,20 @@ print(os.getpid())
     assert own.end_ns - own.start_ns >= 10 * MS  # longer where the last of the killed had left something on the GPU
 
 
+def test_lines_of_the_log_that_could_not_be_written_whole_leave_nothing_of_themselves(gpu):
+    few = "for _ in range(30): kernel(1000)\nok(cuda.cuCtxSynchronize())"
+    gpu.run(few)
+    size = gpu.log_file.stat().st_size
+    gpu.run(f"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 10}, {size + 10}))
+{few}""")
+    assert gpu.log_file.stat().st_size == size
+    gpu.run(few)
+    assert len(gpu.ops()) == 60
+
+
 def test_the_legacy_default_stream_waits_for_blocking_streams_and_they_for_it(gpu):
     lines = gpu.run("""
 a, b, free = stream(False), stream(False), stream()

@@ -103,6 +103,7 @@ struct gpu {
 	int64_t reaped_ns;
 	uint32_t busy[STREAMS], busy_count; /* streams with operations, in no order */
 	char log[256];
+	off_t log_size; /* of its whole lines */
 	struct device devices[DEVICES];
 	struct process processes[PROCESSES];
 	struct queue queues[STREAMS];

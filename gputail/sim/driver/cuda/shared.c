@@ -135,12 +135,47 @@ static void reap(void)
 	gpu->reaped_ns = gpu->now_ns;
 }
 
+static bool open_log(const struct gpu *of)
+{
+	if (log_file < 0 && of->log[0])
+		log_file = open(of->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	return log_file >= 0;
+}
+
+/* Lines that were written in part, by a process killed at it or to a full disk: the next would go on in the middle of one. */
+static void trim_log(const struct gpu *of)
+{
+	if (open_log(of) && ftruncate(log_file, of->log_size))
+		perror("simulated GPU: log");
+}
+
+void flush_log(struct gpu *of)
+{
+	size_t written = 0;
+
+	if (!log_used)
+		return;
+	while (open_log(of) && written < log_used) {
+		ssize_t size = write(log_file, log_lines + written, log_used - written);
+
+		if (size <= 0)
+			break;
+		written += (size_t)size;
+	}
+	if (written == log_used)
+		of->log_size += (off_t)written;
+	else
+		trim_log(of);
+	log_used = 0;
+}
+
 void lock_gpu(void)
 {
 	int64_t now;
 
 	if (pthread_mutex_lock(&gpu->mutex) == EOWNERDEAD) {
 		repair(gpu);
+		trim_log(gpu);
 		pthread_mutex_consistent(&gpu->mutex);
 		gpu->reaped_ns = 0;
 	}
@@ -171,29 +206,12 @@ void log_op(const struct gpu *of, uint32_t stream, const struct op *op)
 				     (long long)op->queued_ns, (long long)op->start_ns, (long long)of->now_ns, op->work);
 }
 
-void flush_log(struct gpu *of)
-{
-	size_t written = 0;
-
-	if (!log_used)
-		return;
-	if (log_file < 0)
-		log_file = open(of->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-	while (log_file >= 0 && written < log_used) {
-		ssize_t size = write(log_file, log_lines + written, log_used - written);
-
-		if (size <= 0)
-			break;
-		written += (size_t)size;
-	}
-	log_used = 0;
-}
-
 static int join(void)
 {
 	const char *log = getenv("GPUTAIL_SIM_LOG"), *device = getenv("CUDA_VISIBLE_DEVICES");
 	uint64_t started = start_time(getpid());
 	uint32_t slot, i;
+	struct stat before;
 
 	self = NONE;
 	lock_gpu();
@@ -211,8 +229,10 @@ static int join(void)
 		gpu->queues[i] = (struct queue){gpu->queues[i].tail, gpu->queues[i].tail, .process = slot, .legacy = true};
 		self = slot;
 	}
-	if (log && *log && !gpu->log[0])
+	if (log && *log && !gpu->log[0]) {
 		snprintf(gpu->log, sizeof(gpu->log), "%s", log);
+		gpu->log_size = !stat(log, &before) ? before.st_size : 0;
+	}
 	unlock_gpu();
 	return self == NONE ? ENOSPC : 0;
 }
