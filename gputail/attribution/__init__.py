@@ -68,7 +68,10 @@ def attribute(
 ) -> Verdict:
     """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
     case = Case(request, usual, history, until_ns, names, streams, communicators)
-    precedent = None if request.are_launches_seen else precedents.of(case)
+    precedent = None if request.tier == FULL else precedents.of(case)
+    case.in_launches = precedent is not None and precedent.in_launches
+    if request.are_launches_seen and not case.in_launches:
+        precedent = None  # all but how long launches took is there to be seen
     set_aside = _disproved(precedent)
     found = [contribution for cause in _OWN if cause.CAUSE not in set_aside for contribution in cause.explain(case)]
     if case.waiting_left:
@@ -87,10 +90,10 @@ def attribute(
 
 
 def _disproved(precedent: Precedent | None) -> set[str]:
-    """Causes that one would believe while launches are not seen, if precedents did not say otherwise."""
+    """Causes that one would believe while launches are not seen whole, if precedents did not say otherwise."""
     if precedent is None:
         return set()
-    asleep_in_launches = {host_blocked.CAUSE} if precedent.cause == launch_backpressure.CAUSE else set()
+    asleep_in_launches = {host_blocked.CAUSE} if precedent.in_launches else set()
     launches_in_host_time = {host_compute.CAUSE} if precedent.cause != host_compute.CAUSE else set()
     return asleep_in_launches | launches_in_host_time
 

@@ -23,11 +23,12 @@ def claims(case: Case) -> list[Claim]:
     defines it; of a stream whose creation was not seen it is not believed.
     """
     wide = case.own[_DEVICE_WIDE[case.own["call"]]]
-    if len(wide) and case.siblings:
-        return _claim(case, wide, case.siblings, "")
+    siblings = [work for work in case.siblings if work.overlap_ns(case.request.start_ns, case.request.end_ns)]
+    if len(wide) and siblings:
+        return _claim(case, wide, siblings, "")
     if len(wide) and not case.request.are_launches_seen:
         return _claim_unseen(case, wide)
-    blocking = [work for work in case.siblings if case.streams.is_blocking(work.tgid, work.stream)]
+    blocking = [work for work in siblings if case.streams.is_blocking(work.tgid, work.stream)]
     if not blocking:
         return []
     kind = case.own_class

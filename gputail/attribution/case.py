@@ -14,7 +14,7 @@ import numpy as np
 
 from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
-from gputail.budget import C_GRAPH, CLASS_OF_CALL, COPY, IS_WORK, SYNC
+from gputail.budget import C_GRAPH, C_LAUNCH, CLASS_OF_CALL, COPY, HOST, IS_WORK, LAUNCH, OFF_CPU, SYNC
 from gputail.communicators import Communicators
 from gputail.history import History
 from gputail.members import Round
@@ -32,6 +32,9 @@ MATERIAL = 0.05
 GREW = 1.3
 # Who is there for a larger share of the time is there for the usual request, too.
 MOSTLY = 0.5
+# A launch takes a few microseconds; one that takes this long and many times the median has waited for the GPU.
+BLOCKED_NS = 100_000
+BLOCKED_RATIO = 10
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class Claim:
 
 
 class Case:
-    """left: for each part of the budget the excess (ns) no cause has accounted for yet."""
+    """left: for each part of the budget the excess (ns) no cause has accounted for yet.
+
+    in_launches: whether precedents say that it waited in launches, where those were not seen or not for how long.
+    """
 
     def __init__(
         self, request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams, communicators: Communicators
@@ -55,6 +61,8 @@ class Case:
         self._history, self._until_ns = history, until_ns
         self.excess_ns = request.duration_ns - usual.duration_ns
         self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
+        self.in_launches = False
+        self._since_ns = min([request.start_ns, *(start for start, _ in usual.latest)])
 
     @cached_property
     def own(self) -> np.ndarray:
@@ -72,24 +80,26 @@ class Case:
 
     @cached_property
     def siblings(self) -> list[GpuWork]:
-        """What the process had outstanding on streams that the request has nothing on, whichever thread gave it."""
+        """What the process had outstanding on streams that the request has nothing on, whichever thread gave it.
+
+        As for `foreign`, while the last usual requests before it ran, too.
+        """
         request = self.request
         own = np.unique(self.own["stream"][IS_WORK[self.own_class]]).tolist()
-        since_ns = request.start_ns - LOOK_BACK_NS
+        since_ns = self._since_ns - LOOK_BACK_NS
         beside = self._history.thread_beside(request.tid, own, since_ns, request.end_ns)
         of_process = self._history.siblings(request.tgid, request.tid, since_ns, self._until_ns)
-        work = gpu_work(np.concatenate([beside, of_process]), request.start_ns, request.end_ns, waits_alone=False)
+        work = gpu_work(np.concatenate([beside, of_process]), self._since_ns, request.end_ns, waits_alone=False)
         return [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
 
     @cached_property
     def foreign(self) -> dict[int, list[GpuWork]]:
         """What other processes had outstanding while the request, and the last usual ones before it, ran; by process."""
         request = self.request
-        since_ns = min([request.start_ns, *(start for start, _ in self.usual.latest)])
-        rows = self._history.foreign(request.tgid, since_ns - LOOK_BACK_NS, self._until_ns)
+        rows = self._history.foreign(request.tgid, self._since_ns - LOOK_BACK_NS, self._until_ns)
         by_process: dict[int, list[GpuWork]] = {}
         peers = self.communicators.peers(request.tgid)  # ranks of its communicators: on other GPUs
-        for work in gpu_work(rows, since_ns, request.end_ns):
+        for work in gpu_work(rows, self._since_ns, request.end_ns):
             if work.tgid in peers:
                 continue
             by_process.setdefault(work.tgid, []).append(work)
@@ -125,10 +135,35 @@ class Case:
         """The collectives that the request's process came to between two times."""
         return self.communicators.rounds(self.request.tgid, self.request.tid, start_ns, end_ns, self._until_ns)
 
+    @cached_property
+    def blocked_launches(self) -> np.ndarray:
+        """Those of the request's launches that did not return at once: the stream's queue was full, or the driver busy."""
+        launches = self.own[(self.own_class == C_LAUNCH) | (self.own_class == C_GRAPH)]
+        if not len(launches):
+            return launches
+        duration = launches["duration_ns"]
+        return launches[duration > max(BLOCKED_NS, BLOCKED_RATIO * float(np.median(duration)))]
+
+    @property
+    def _blocked_left(self) -> int:
+        """Excess (ns) in launches that blocked; where their durations were not seen and `in_launches` is set, that of the host."""
+        if self.in_launches:
+            return self.left[HOST] + self.left[OFF_CPU]
+        return min(self.left[LAUNCH], int(self.blocked_launches["duration_ns"].sum()))
+
+    def _take_blocked(self, at_most_ns: int) -> int:
+        if not self.in_launches:
+            return self.take(LAUNCH, min(at_most_ns, self._blocked_left))
+        taken = self.take(OFF_CPU, at_most_ns)
+        return taken + self.take(HOST, at_most_ns - taken)
+
     @property
     def waiting_left(self) -> int:
-        """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on."""
-        left = self.left[SYNC] + self.left[COPY]
+        """Excess (ns) in waits for the GPU, in whichever call they were; 0 where it is too little to ask what else went on.
+
+        A launch that blocks waits for the GPU, too: its queue is full, or a call of another thread that waits for it goes first.
+        """
+        left = self.left[SYNC] + self.left[COPY] + self._blocked_left
         return left if left >= MATERIAL * self.excess_ns else 0
 
     def waited_for_itself(self) -> str | None:
@@ -158,7 +193,9 @@ class Case:
             claimed, left = sum(claim.ns for claim in among), self.waiting_left
             for claim in among:
                 share = claim.ns if claimed <= left else claim.ns * left // claimed
-                out += contribution(claim.cause, self.take_waiting(share), claim.pid, claim.culprit)
+                ns = self.take_waiting(share)
+                ns += self._take_blocked(share - ns)
+                out += contribution(claim.cause, ns, claim.pid, claim.culprit)
         return out
 
     def grew(self, counter: str) -> float:

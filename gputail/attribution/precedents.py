@@ -22,6 +22,7 @@ REMEMBERED = 64  # outliers of one process
 MAX_PROCESSES = 512
 ENOUGH = 3  # that are alike
 AGREED = 0.75  # share of them with the same cause
+MOST = 0.5  # of an excess
 # Of the excess, what may lie in other parts of the budget: 0 where all lies in the same, 2 where none does.
 ALIKE = 0.4
 # How many times as large, beside what is usual, may its excess be.
@@ -32,11 +33,15 @@ _HIDDEN = {module.CAUSE for module in (more_work, host_compute, launch_backpress
 
 @dataclass(frozen=True)
 class Precedent:
-    """`agree` outliers `of` those alike were slow for this cause; None: for several."""
+    """`agree` outliers `of` those alike were slow for this cause; None: for several.
+
+    in_launches: most of them for having waited in launches, for whatever reason.
+    """
 
     cause: str | None
     agree: int
     of: int
+    in_launches: bool
 
     @property
     def probability(self) -> float:
@@ -44,21 +49,33 @@ class Precedent:
         return (self.agree + 1) / (self.of + 2)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """size: its excess beside what is usual; looks: without and with time off the CPU."""
+
+    size: float
+    looks: tuple[np.ndarray, np.ndarray]
+    cause: str
+    in_launches: bool
+
+
 class Precedents:
     """The latest outliers of each process that were seen whole."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, deque[tuple[float, tuple[np.ndarray, np.ndarray], str]]] = OrderedDict()
+        self._known: OrderedDict[int, deque[_Known]] = OrderedDict()
 
     def learn(self, case: Case, cause: str) -> None:
         """Take in an outlier that was seen whole, and its cause."""
         tgid = case.request.tgid
         known = self._known.setdefault(tgid, deque(maxlen=REMEMBERED))
         excess = _excess(case)
+        blocked = min(int(case.blocked_launches["duration_ns"].sum()), excess[LAUNCH])
+        in_launches = blocked >= MOST * sum(excess)
         asleep = min(_asleep_in_launches(case), excess[LAUNCH])
         excess[LAUNCH] -= asleep
         excess[OFF_CPU] += asleep
-        known.append((_size(case), (_look(excess, False), _look(excess, True)), cause))
+        known.append(_Known(_size(case), (_look(excess, False), _look(excess, True)), cause, in_launches))
         self._known.move_to_end(tgid)
         if len(self._known) > MAX_PROCESSES:
             self._known.popitem(last=False)
@@ -68,16 +85,17 @@ class Precedents:
         known = self._known.get(case.request.tgid, ())
         is_off_cpu_seen = sees_off_cpu(case.request.state)
         size, look = _size(case), _look(_excess(case), is_off_cpu_seen)
-        alike = Counter(
-            cause
-            for as_large, looks, cause in known
-            if size <= AS_LARGE * as_large and as_large <= AS_LARGE * size and np.abs(looks[is_off_cpu_seen] - look).sum() <= ALIKE
-        )
-        count = alike.total()
+        alike = [
+            one
+            for one in known
+            if size <= AS_LARGE * one.size and one.size <= AS_LARGE * size and np.abs(one.looks[is_off_cpu_seen] - look).sum() <= ALIKE
+        ]
+        count = len(alike)
         if count < ENOUGH:
             return None
-        cause, agree = alike.most_common(1)[0]
-        return Precedent(cause if cause in _HIDDEN and agree >= AGREED * count else None, agree, count)
+        cause, agree = Counter(one.cause for one in alike).most_common(1)[0]
+        in_launches = sum(one.in_launches for one in alike) >= AGREED * count
+        return Precedent(cause if cause in _HIDDEN and agree >= AGREED * count else None, agree, count, in_launches)
 
 
 def _size(case: Case) -> float:

@@ -388,6 +388,35 @@ def test_launches_that_blocked_are_backpressure() -> None:
     assert with_slow(slow).cause == "launch_backpressure"
 
 
+def test_launches_that_blocked_while_others_held_the_gpu_are_no_backpressure() -> None:
+    """The GPU takes longer to get through the queue, whichever call then waits for room in it."""
+
+    def slow(actor: Actor) -> None:
+        actor.htod().sync().launch(10, stream=0).launch(1, duration_ns=12 * MS).launch(9).dtoh(duration_ns=2 * MS).sync()
+
+    record = with_slow(slow, other_process)
+    assert (record.cause, record.contributions[0].culprit_pid) == ("foreign_kernel", 900)
+
+
+def test_a_sibling_thread_that_is_always_busy_is_not_blamed_for_what_another_process_did() -> None:
+    def with_sibling(*others: Callable[[int], Actor]) -> RequestRecord:
+        victim = usual(Actor())
+        begin = victim.now_ns
+        slow_wait(victim)
+        usual(victim.rest(2 * MS), 20)
+        sibling = Actor(tgid=100, tid=101)
+        while sibling.now_ns < victim.now_ns:
+            sibling.launch(4, stream=9, grid=50_000).sync(duration_ns=3 * MS, stream=9)
+        return next(
+            record for record in replay(victim, sibling, *(other(begin) for other in others)) if record.tid == 100 and record.outlier
+        )
+
+    record = with_sibling(other_process)
+    assert (record.cause, record.contributions[0].culprit_pid) == ("foreign_kernel", 900)
+    assert record.contributions[0].ns > 0.9 * record.excess_ns
+    assert with_sibling().cause == "unknown"
+
+
 def test_per_thread_streams_of_two_threads_are_two_streams() -> None:
     """Stream 2 is CU_STREAM_PER_THREAD: another thread's wait for its own does not end this thread's work."""
     from gputail.attribution.outstanding import gpu_work

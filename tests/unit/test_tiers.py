@@ -36,7 +36,11 @@ def seen(calls: np.ndarray, *changes: tuple[int, int], tgid: int = 100) -> np.nd
         unseen = is_per_kernel if now & 7 == LIGHT else np.zeros(len(calls), bool)
         if now & 8:
             unseen = unseen | (calls["call"] == OFF_CPU_CALL)
-        kept.append(calls[part & ~unseen])
+        rows = calls[part & ~unseen]
+        if now & 7 == LAUNCH_TIER:  # a row at their entry
+            rows["duration_ns"][np.isin(rows["call"], _PER_KERNEL)] = 0
+            rows = rows[np.argsort(events.end_ns(rows), kind="stable")]
+        kept.append(rows)
         if time_ns < 1 << 62:
             kept.append(change(time_ns, tgid, state))
         begin, now = time_ns, state
@@ -305,3 +309,33 @@ def test_waits_that_end_requests_are_told_from_others_while_launches_are_not_see
         actor.rest(30 * US)
     calls = seen(stream(actor), (spans[100][0] - 10 * US, LIGHT))
     assert [(record.start_ns, record.end_ns) for record in records_of(calls)] == spans
+
+
+@pytest.mark.parametrize("state", [LIGHT, LAUNCH_TIER, FULL])
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_sleep_in_launches_is_no_block_in_the_host_though_launches_are_not_seen_whole(state: int, is_foreign: bool) -> None:
+    """A thread whose launch waits for the driver sleeps, and a sibling wakes it, as with a lock of the program's own."""
+    actor, _ = served(100)
+    other = Actor(tgid=900)
+
+    def slow() -> None:
+        if is_foreign:
+            other.rest(actor.now_ns - 10 * MS - other.now_ns).launch(10, grid=100_000).call("cuCtxSynchronize", 30 * MS)
+        actor.htod().rest(3 * US).sync().rest(90 * US).launch(10)
+        actor.row(OFF_CPU_CALL, actor.now_ns + 10 * US, 9 * MS, handle=1, size=actor.now_ns + 9 * MS, block=77)
+        actor.now_ns -= 9 * MS + 10 * US
+        actor.launch(1, duration_ns=10 * MS).launch(9).dtoh(duration_ns=1 * MS).rest(3 * US).sync().rest(2 * MS)
+
+    for _ in range(4):
+        slow()
+        for _ in range(20):
+            actor.serve()
+    changed_ns = actor.now_ns
+    for _ in range(40):
+        actor.serve()
+    slow()
+    records = [record for record in records_of(seen(stream(actor, other), (changed_ns - MS, state))) if record.pid == actor.tgid]
+    record = records[-1]
+    assert record.outlier and record.tier == ("light", "launch", "full")[state]
+    expected = ("foreign_kernel", 900) if is_foreign else ("launch_backpressure", None)
+    assert (record.cause, record.contributions[0].culprit_pid) == expected
