@@ -126,7 +126,7 @@ class Communicators:
                     member.replayed += 1
                     self._come(member, GRAPH_LAUNCH, Entry(start_ns, end_ns, tid))
         else:
-            self._waited(tgid, start_ns)
+            self._waited(tgid, start_ns, end_ns)
 
     # Communicators.
 
@@ -294,11 +294,17 @@ class Communicators:
             if shift is not None:
                 self.drifts.append(Drift(known.name, member.rank, member.tgid, entry.come_ns, *shift))
 
-    def _waited(self, tgid: int, start_ns: int) -> None:
-        """A wait that began then has returned: whatever was enqueued before it is taken to be done."""
+    def _waited(self, tgid: int, start_ns: int, end_ns: int) -> None:
+        """A wait of that time has returned: whatever was enqueued before it is taken to be done."""
         for member in self._of_process.get(tgid, ()):
-            if member.waits_since is not None and member.latest is not None and member.waits_since[1].end_ns <= start_ns:
-                member.waits_since = member.latest if member.latest[1].end_ns > start_ns else None
+            if member.waits_since is None or member.latest is None or member.waits_since[1].end_ns > start_ns:
+                continue
+            function, latest = member.latest
+            member.waits_since = member.latest if latest.end_ns > start_ns else None
+            last = next((entry for entry in reversed(member.sequences[function].entries) if entry.end_ns <= start_ns), None)
+            if last is not None:
+                member.waits += 1
+                member.waited_ns += end_ns - last.come_ns
 
     # What the rest asks.
 

@@ -112,6 +112,8 @@ class Member:
     latest: tuple[int, Entry] | None = None
     last_times: int = 0  # how often it came last
     late_ns: int = 0  # by how much, in sum
+    waits: int = 0  # that had a collective to wait for
+    waited_ns: int = 0  # from when it came to the last of those to when the wait returned, in sum
     has_gap: bool = False  # rows of its threads were lost: its entries had to be counted anew
     lateness: Lateness = field(default_factory=Lateness)
 
@@ -156,7 +158,9 @@ class Communicator:
     def view(self, now_ns: int) -> CommunicatorView:
         """It as it is at `now_ns`."""
         members = sorted(self.members, key=lambda m: (m.rank is None, m.rank or 0, m.tgid))
-        ranks = (RankView(m.rank, m.tgid, m.collectives, m.captured, m.replayed, m.last_times, m.late_ns) for m in members)
+        ranks = (
+            RankView(m.rank, m.tgid, m.collectives, m.captured, m.replayed, m.last_times, m.late_ns, m.waits, m.waited_ns) for m in members
+        )
         return CommunicatorView(self.name, self.size, self.untraced, self.rounds, tuple(ranks), tuple(_open(self, now_ns)))
 
 
@@ -173,7 +177,12 @@ class OpenCollective:
 
 @dataclass(frozen=True)
 class RankView:
-    """A traced rank in a snapshot; `last_times` and `late_ns`: how often it came last, and by how much later than the one before."""
+    """A traced rank in a snapshot.
+
+    last_times and late_ns: how often it came last of those traced here, and by how much later than the one before. waits and
+    waited_ns: how often it waited for collectives, and for how long since it had come to the last of them: the rank of a communicator
+    that waits least is the one that the others wait for, whatever their clocks say.
+    """
 
     rank: int | None
     tgid: int
@@ -182,6 +191,8 @@ class RankView:
     replayed: int
     last_times: int
     late_ns: int
+    waits: int = 0
+    waited_ns: int = 0
 
 
 @dataclass(frozen=True)

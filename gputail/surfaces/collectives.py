@@ -43,6 +43,8 @@ def _communicator(view: CommunicatorView, time_ns: int) -> dict[str, Any]:
                 "replayed": one.replayed,
                 "last_times": one.last_times,
                 "late_ns": one.late_ns,
+                "waits": one.waits,
+                "waited_ns": one.waited_ns,
             }
             for one in view.ranks[:MAX_RANKS]
         ],

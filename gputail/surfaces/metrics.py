@@ -25,10 +25,12 @@ from gputail import __version__, events
 from gputail.config import Address
 from gputail.errors import GputailError
 from gputail.histogram import Histogram
+from gputail.members import CommunicatorView
 from gputail.snapshot import ProcessCost, Snapshot, WorkloadView
 
 OTHER = "other"
 MAX_WORKLOADS = 100
+MAX_RANKS = 128
 MAX_LABEL_CHARS = 128
 SCRAPE_TIMEOUT_S = 10
 WORKLOAD_LABELS = ("workload", "pid", "comm", "container")
@@ -177,6 +179,7 @@ def _of_gputail(snapshot: Snapshot) -> Iterator[Metric]:
         lost.add_metric([label(stage)], count)
     yield lost
     health = snapshot.health
+    yield from _of_communicators(snapshot.communicators)
     yield from _of_processes(health.processes)
     if health.overhead_ratio is not None:
         yield GaugeMetricFamily(
@@ -190,6 +193,25 @@ def _of_gputail(snapshot: Snapshot) -> Iterator[Metric]:
     age_ns = snapshot.time_ns - min(since, default=snapshot.time_ns)
     yield GaugeMetricFamily("gputail_open_collective_age_seconds", "Age of the oldest of those; 0 where there is none.", age_ns / 1e9)
     yield GaugeMetricFamily("gputail_traced_processes", "Processes being traced.", health.traced_processes)
+
+
+def _of_communicators(communicators: Sequence[CommunicatorView]) -> Iterator[Metric]:
+    """Of each traced rank what tells, beside those of other nodes, which one the others wait for."""
+    labels = ["communicator", "rank"]
+    waits = CounterMetricFamily("gputail_collective_waits", "Waits that had an NCCL collective to wait for.", labels=labels)
+    waited = CounterMetricFamily(
+        "gputail_collective_wait_seconds", "Time from coming to a collective to the return of the wait for it.", labels=labels
+    )
+    ranks = [
+        (view.name, str(one.rank), one) for view in reversed(communicators) if view.size != 1 for one in view.ranks if one.rank is not None
+    ]
+    for name, rank, one in ranks[:MAX_RANKS]:
+        waits.add_metric([name, rank], one.waits)
+        waited.add_metric([name, rank], one.waited_ns / 1e9)
+    yield from (waits, waited)
+    yield GaugeMetricFamily(
+        "gputail_folded_ranks", "Ranks of NCCL communicators without series of their own.", max(len(ranks) - MAX_RANKS, 0)
+    )
 
 
 def _of_processes(processes: Sequence[ProcessCost]) -> Iterator[Metric]:

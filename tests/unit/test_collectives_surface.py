@@ -9,7 +9,7 @@ from gputail.drift import Drift
 from gputail.members import CommunicatorView, OpenCollective, RankView
 from gputail.snapshot import Snapshot
 from gputail.surfaces import collectives, messages, terminal
-from gputail.surfaces.metrics import SnapshotCollector
+from gputail.surfaces.metrics import MAX_RANKS, SnapshotCollector
 
 S = 1_000_000_000
 RANKS = (RankView(0, 500, 90, 0, 0, 3, 4_000_000), RankView(1, 501, 89, 0, 0, 40, 320_000_000))
@@ -67,6 +67,7 @@ def test_a_message_has_all_of_it() -> None:
     ]
     assert known["ranks"][1] == {
         "rank": 1, "pid": 501, "collectives": 89, "captured": 0, "replayed": 0, "last_times": 40, "late_ns": 320_000_000,
+        "waits": 0, "waited_ns": 0,
     }  # fmt: skip
     assert sent["drifts"][0]["after_ns"] == 3_100_000
 
@@ -85,3 +86,36 @@ def test_the_age_of_what_hangs_is_a_metric() -> None:
         collector.publish(snapshot)
         values = {family.name: family.samples[0].value for family in collector.collect() if "open_collective" in family.name}
         assert values == {"gputail_open_collectives": count, "gputail_open_collective_age_seconds": age}
+
+
+def samples(snapshot: Snapshot, name: str) -> dict[tuple[str, str], float]:
+    collector = SnapshotCollector()
+    collector.publish(snapshot)
+    return {
+        (sample.labels["communicator"], sample.labels["rank"]): sample.value
+        for metric in collector.collect()
+        for sample in metric.samples
+        if sample.name == name
+    }
+
+
+def test_how_long_each_rank_waited_is_a_metric_where_there_are_others_to_wait_for() -> None:
+    ranks = (RankView(4, 500, 90, 0, 0, 0, 0, waits=30, waited_ns=3 * S), RankView(None, 501, 90, 0, 0, 0, 0, waits=9, waited_ns=S))
+    alone = replace(VIEW, name="00000001", size=1)
+    snapshot = Snapshot(100 * S, communicators=(replace(VIEW, ranks=ranks), alone))
+    assert samples(snapshot, "gputail_collective_waits_total") == {("abcdef01", "4"): 30}
+    assert samples(snapshot, "gputail_collective_wait_seconds_total") == {("abcdef01", "4"): 3}
+
+
+def test_of_many_ranks_those_of_the_communicators_used_last_have_series_and_the_rest_is_counted() -> None:
+    views = tuple(
+        replace(VIEW, name=f"{number:08x}", ranks=tuple(RankView(rank, 500 + rank, 1, 0, 0, 0, 0) for rank in range(8)))
+        for number in range(40)
+    )
+    snapshot = Snapshot(100 * S, communicators=views)
+    found = samples(snapshot, "gputail_collective_waits_total")
+    assert len(found) == MAX_RANKS and ("00000027", "0") in found and ("00000000", "0") not in found
+    collector = SnapshotCollector()
+    collector.publish(snapshot)
+    (folded,) = [metric for metric in collector.collect() if metric.name == "gputail_folded_ranks"]
+    assert folded.samples[0].value == 40 * 8 - MAX_RANKS

@@ -318,6 +318,36 @@ def test_how_often_and_by_how_much_each_rank_came_last() -> None:
     assert [(one.last_times, one.late_ns) for one in view.ranks][1] == (2, 8 * MS)
 
 
+def test_the_rank_that_the_others_wait_for_waits_least_itself_whatever_its_clock_says() -> None:
+    """As two nodes see it that know nothing of each other, one of them an hour ahead."""
+    waited = []
+    for number in (0, 1):
+        actor = rank(number, at_ns=START_NS + number * 3600 * S)
+        for late_ms in (0, 3, 0, 5):  # of rank 1; rank 0 waits for it
+            begin = actor.now_ns
+            reduce(actor.rest(late_ms * MS * number))
+            actor.sync(duration_ns=begin + 9 * MS - actor.now_ns, stream=7).rest(MS)
+            actor.sync(duration_ns=US, stream=7)  # finds it done: no other wait
+        (view,) = learned(actor, cuts=5).views(LATER)
+        (one,) = view.ranks
+        assert one.waits == 4
+        waited.append(one.waited_ns)
+    assert waited == [36 * MS, 28 * MS]
+
+
+def test_a_wait_is_for_the_last_collective_enqueued_before_it_began() -> None:
+    actor = rank(0)
+    second = reduce(actor).now_ns
+    begin = reduce(actor).now_ns
+    actor.sync(duration_ns=5 * MS, stream=7)
+    other = Actor(tgid=500, tid=501, at_ns=begin + MS)  # meanwhile, from another thread
+    third = other.now_ns
+    reduce(other)
+    actor.sync(duration_ns=MS, stream=7)
+    (view,) = learned(actor, other).views(LATER)
+    assert (view.ranks[0].waits, view.ranks[0].waited_ns) == (2, (begin + 5 * MS - second) + (begin + 6 * MS - third))
+
+
 def shifts(late_ns: list[int], every_ns: int = 50 * MS) -> list[tuple[int, int]]:
     """Number and size of the shifts found."""
     lateness = Lateness()
