@@ -178,6 +178,27 @@ def parser() -> Parser:
         help=f"serve Prometheus metrics there, or off (default {config.DEFAULT_LISTEN})",
     )
     run.add_argument(
+        "--max-workloads",
+        type=_option("max_workloads"),
+        metavar="N",
+        help=f"give so many workloads series of their own, and count the rest as one (default {config.Settings.max_workloads})",
+    )
+    run.add_argument(
+        "--metrics-tls-cert",
+        type=_option("metrics_tls_cert"),
+        metavar="FILE",
+        help="serve metrics over TLS with this certificate (PEM), or off (default)",
+    )
+    run.add_argument(
+        "--metrics-tls-key", type=_option("metrics_tls_key"), metavar="FILE", help="the key of that certificate, or off (default)"
+    )
+    run.add_argument(
+        "--metrics-auth-file",
+        type=_option("metrics_auth_file"),
+        metavar="FILE",
+        help="serve metrics only to those whose names and passwords are in this file of htpasswd (bcrypt), or off (default)",
+    )
+    run.add_argument(
         "--socket",
         type=_option("socket"),
         metavar="PATH",

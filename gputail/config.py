@@ -18,6 +18,7 @@ DEFAULT_SOCKET = "/run/gputail/gputail.sock"
 MAX_SOCKET_BYTES = 107  # what the kernel takes as a socket's name
 OTLP_PORTS = {"http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317}
 MAX_FLUSH_MS = 10_000
+MAX_SERIES = 512  # as many workloads as pipeline.py keeps
 MAX_BUDGET_PERCENT = 100.0
 AUTO = "auto"
 TIER_CHOICES = (AUTO, *TIERS[: FULL + 1])
@@ -43,6 +44,10 @@ class Settings:
     command: tuple[str, ...] = ()  # start this program, trace it, and end when it ends
     jsonl: str | None = None  # where request records go, "-" for stdout
     listen: Address | None = Address("127.0.0.1", 9490)  # of the Prometheus endpoint; None: off
+    max_workloads: int = 100  # with series of their own
+    metrics_tls_cert: str | None = None  # file of the certificate (PEM) that the endpoint has; None: no TLS
+    metrics_tls_key: str | None = None  # and of its key
+    metrics_auth_file: str | None = None  # of those who may scrape and their passwords; None: everybody
     socket: str | None = DEFAULT_SOCKET  # where `top` and `events` look; None: off
     otlp: str | None = None  # URL of the OpenTelemetry receiver; None: off
     otlp_spans: bool = False  # whether it is sent outliers as spans, too
@@ -120,6 +125,19 @@ def parse_libraries(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def parse_file(value: object) -> str | None:
+    """The path of a file, or "off" (None)."""
+    if value == "off":
+        return None
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError('must be the path of a file, or "off"')
+    return value
+
+
+def parse_max_workloads(value: object) -> int:
+    return _whole(value, 1, MAX_SERIES)
+
+
 def parse_flush_ms(value: object) -> int:
     return _whole(value, 1, MAX_FLUSH_MS)
 
@@ -190,6 +208,10 @@ OPTIONS: Mapping[str, Option] = {
     "pids": Option(parse_pids, "--pid"),
     "jsonl": Option(parse_jsonl, "--jsonl", is_live=True),
     "listen": Option(parse_listen, "--listen", is_live=True),
+    "max_workloads": Option(parse_max_workloads, "--max-workloads"),
+    "metrics_tls_cert": Option(parse_file, "--metrics-tls-cert"),
+    "metrics_tls_key": Option(parse_file, "--metrics-tls-key"),
+    "metrics_auth_file": Option(parse_file, "--metrics-auth-file"),
     "socket": Option(parse_socket, "--socket", is_live=True),
     "otlp": Option(parse_otlp, "--otlp", is_live=True),
     "otlp_spans": Option(parse_switch, "--otlp-spans"),

@@ -247,6 +247,7 @@ class _Analysis:
             unattached=traced.unattached,
             traced_processes=traced.processes,
             overhead_ratio=traced.overhead_ratio,
+            budget_ratio=self._tracer.options.budget,
             processes=traced.costs,
             cpu_s=time.process_time(),
             resident_bytes=_resident_bytes(),

@@ -71,6 +71,8 @@ KERNEL_STAGES = (
 # Stages of user space: records that arrived after younger ones had been handed on (counted, and handed on late),
 # and bytes of a ring that were no record of ours.
 USER_STAGES = ("late", "malformed")
+# And behind the analysis: request records that a reader who is slow or gone did not take.
+OUTLET_STAGES = ("jsonl", "otlp")
 
 
 def no_calls() -> np.ndarray:

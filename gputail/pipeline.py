@@ -15,6 +15,7 @@ import numpy as np
 
 from gputail import attribution, events
 from gputail.baseline import Baseline, RegimeChange, Usual
+from gputail.blame import Blame
 from gputail.communicators import Communicators
 from gputail.histogram import BUCKETS, Histogram, bucket_of
 from gputail.history import History
@@ -151,6 +152,7 @@ class Pipeline:
         self._streams = Streams()
         self._communicators = Communicators()
         self._precedents = attribution.Precedents()
+        self._blame = Blame()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
         self._released: list[tuple[int, int, int, Request]] = []
         self._due: list[tuple[int, int, int, Request, _Workload, bool, Usual | None]] = []
@@ -189,6 +191,7 @@ class Pipeline:
         self._history.forget(self._watermark_ns)
         for tgid, at_ns in ended:
             self._communicators.end_process(tgid, at_ns)
+            self._blame.end_process(tgid)
         self._communicators.forget(self._watermark_ns)
 
     def _feed_in_parts(self, batch: events.Batch) -> None:
@@ -242,6 +245,7 @@ class Pipeline:
             lost=dict(self._lost),
             recent_outliers=tuple(self._outliers),
             regime_changes=tuple(self._regimes),
+            culprits=self._blame.views(self._names),
             communicators=self._communicators.views(self._watermark_ns),
             drifts=tuple(self._communicators.drifts),
             health=health or Health(),
@@ -329,6 +333,7 @@ class Pipeline:
             workload.timeline_ns = self._timeline_ns = request.end_ns
             record = replace(record, timeline=self._around(record).timeline(CELLS))
         self._outliers.append(record)
+        self._blame.add(record)
         workload.recent.append(record)
         return record
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gputail.baseline import RegimeChange
+    from gputail.blame import CulpritView
     from gputail.drift import Drift
     from gputail.histogram import Histogram
     from gputail.members import CommunicatorView
@@ -63,6 +64,7 @@ class Health:
     traced_processes: int = 0
     cpu_s: float | None = None  # CPU time that gputail itself has used
     resident_bytes: int | None = None
+    budget_ratio: float | None = None  # what tracing may cost each process, of its CPU time; None: nothing bounds it
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Snapshot:
     lost: Mapping[str, int] = field(default_factory=dict)  # totals by stage
     recent_outliers: tuple[RequestRecord, ...] = ()  # newest last, bounded
     regime_changes: tuple[RegimeChange, ...] = ()  # newest last, bounded
+    culprits: tuple[CulpritView, ...] = ()  # bounded, the one blamed last at the end
     communicators: tuple[CommunicatorView, ...] = ()  # of NCCL, those used latest last
     drifts: tuple[Drift, ...] = ()  # lasting shifts of one rank's lateness; newest last, bounded
     health: Health = Health()

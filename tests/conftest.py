@@ -1,4 +1,4 @@
-"""Live tests need root and eBPF: where those are missing they are skipped, or fail if GPUTAIL_LIVE_TESTS=1."""
+"""Live tests need root and eBPF, those of tests/fleet Prometheus: without they are skipped, or fail if GPUTAIL_LIVE_TESTS=1."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 LIVE = Path(__file__).parent / "live"
+FLEET = Path(__file__).parent / "fleet"
 MUST_RUN = os.environ.get("GPUTAIL_LIVE_TESTS") == "1"
 BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 BPF_MAP_CREATE, BPF_MAP_TYPE_ARRAY = 0, 2
@@ -47,7 +48,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport, path: Path) -> None:
-    if MUST_RUN and report.skipped and not hasattr(report, "wasxfail") and LIVE in path.parents:
+    if MUST_RUN and report.skipped and not hasattr(report, "wasxfail") and {LIVE, FLEET} & set(path.parents):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"GPUTAIL_LIVE_TESTS=1 and yet not run: {reason}"

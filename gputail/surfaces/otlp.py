@@ -315,7 +315,7 @@ def _metrics(collector: SnapshotCollector, start_ns: int, now_ns: int) -> Iterat
 
     total = AggregationTemporality.CUMULATIVE
     for family in collector.collect():
-        unit = "s" if family.name.endswith("_seconds") else "1"
+        unit = "s" if family.unit == "seconds" else "1"
         data: Histogram | Sum | Gauge
         if family.type == "histogram":
             data = Histogram(list(_histogram_points(family.samples, start_ns, now_ns)), total)

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from gputail import __version__
+from gputail import __version__, events
 from gputail.config import DEFAULT_SOCKET, Address, Settings
 from gputail.errors import GputailError
 from gputail.journal import ERROR, WARNING, say
 from gputail.snapshot import Snapshot
 from gputail.surfaces.control import ControlServer
 from gputail.surfaces.jsonl import BackgroundWriter, JsonlWriter
-from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
+from gputail.surfaces.metrics import SnapshotCollector
+from gputail.surfaces.metrics_access import Access
+from gputail.surfaces.metrics_server import MetricsServer
 from gputail.surfaces.otlp import OtlpExporter
 from gputail.tail import RequestRecord
 
@@ -35,9 +37,10 @@ class Outlets:
         self._server: MetricsServer | None = None
         self._otlp: OtlpExporter | None = None
         self._otlp_spans = settings.otlp_spans
-        self._collector = SnapshotCollector()
+        self._collector = SnapshotCollector(settings.max_workloads)
+        self._access = Access(settings)
         self._latest: Snapshot | None = None
-        self._lost = dict.fromkeys(("jsonl", "otlp"), 0)  # records, by writers that are closed
+        self._lost = dict.fromkeys(events.OUTLET_STAGES, 0)  # records, by writers that are closed
         self._is_stuck = False
         try:
             for name in NAMES:
@@ -98,8 +101,8 @@ class Outlets:
         elif name == "listen" and isinstance(where, Address):
             if self._latest:
                 self._collector.publish(self._latest)
-            self._server = MetricsServer(where, self._collector)
-            say(f"metrics on http://{self._server.address}/metrics")
+            self._server = MetricsServer(where, self._collector, self._access)
+            say(f"metrics on {self._access.scheme}://{self._server.address}/metrics")
         elif name == "otlp" and isinstance(where, str):
             if self._latest:
                 self._collector.publish(self._latest)

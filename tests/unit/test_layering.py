@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ONLY_IN = {
     "bcc": "gputail/probes/",
     "elftools": "gputail/discovery/elf.py",
-    "prometheus_client": "gputail/surfaces/metrics.py",
+    "prometheus_client": "gputail/surfaces/metrics",
     "rich": "gputail/surfaces/top/",
     "shtab": "gputail/completion.py",
     "textual": "gputail/surfaces/top/",

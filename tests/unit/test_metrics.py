@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -14,15 +15,19 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from gputail import __version__, events
-from gputail.config import Address
+from gputail import __version__, config, events, pipeline
+from gputail.config import Address, Settings
 from gputail.errors import GputailError
 from gputail.histogram import Histogram
 from gputail.snapshot import Health, ProcessCost, Snapshot, WorkloadView
-from gputail.surfaces import metrics
-from gputail.surfaces.metrics import MetricsServer, SnapshotCollector
+from gputail.surfaces import metrics, metrics_server
+from gputail.surfaces.metrics import SnapshotCollector
+from gputail.surfaces.metrics_access import Access
+from gputail.surfaces.metrics_server import MetricsServer
+from gputail.surfaces.outlets import Outlets
 
 MS = 1_000_000
+OPEN = Access(Settings())
 
 
 def histogram(*durations_ns: int) -> Histogram:
@@ -74,7 +79,8 @@ def test_the_fixed_names_are_there() -> None:
         health=Health(37, 1, overhead_ratio=0.004, processes=costs),
     )
     assert value(samples, "gputail_build_info", version=__version__) == 1
-    assert value(samples, "gputail_requests_total", workload="python3/7/HtoD..sync", pid="7", comm="python3", container="") == 4
+    assert value(samples, "gputail_requests_total", workload="python3/7/HtoD..sync") == 4
+    assert value(samples, "gputail_workload_info", workload="python3/7/HtoD..sync", pid="7", comm="python3", container="") == 1
     assert value(samples, "gputail_outliers_total", cause="foreign_kernel") == 2
     assert value(samples, "gputail_excess_seconds_total", cause="foreign_kernel") == 0.003
     assert value(samples, "gputail_request_duration_seconds_count") == 4
@@ -98,7 +104,7 @@ def test_what_is_not_known_is_left_out_and_what_is_none_is_zero() -> None:
     names = {name for name, _ in samples}
     assert "gputail_overhead_ratio" not in names and "gputail_request_baseline_seconds" not in names
     lost = {dict(labels)["stage"]: number for (name, labels), number in samples.items() if name == "gputail_events_lost_total"}
-    assert lost == {stage: 0 for stage in (*events.KERNEL_STAGES, *events.USER_STAGES)} | {"ring_full": 5, "new_stage": 1}
+    assert lost == dict.fromkeys((*events.KERNEL_STAGES, *events.USER_STAGES, *events.OUTLET_STAGES), 0) | {"ring_full": 5, "new_stage": 1}
 
 
 def test_buckets_cover_short_and_long_requests_and_show_what_is_beyond() -> None:
@@ -108,13 +114,30 @@ def test_buckets_cover_short_and_long_requests_and_show_what_is_beyond() -> None
         float(dict(labels)["le"]): number for (name, labels), number in samples.items() if name == "gputail_request_duration_seconds_bucket"
     }
     bounds = sorted(buckets)
-    assert [bounds[0], bounds[-2], bounds[-1]] == [0.0001, 100.0, float("inf")]
+    assert [bounds[0], bounds[-2], bounds[-1]] == [7.5e-05, 100.0, float("inf")]
     counts = [buckets[bound] for bound in bounds]
     assert counts == sorted(counts)
     assert (buckets[bounds[0]], buckets[100.0], buckets[float("inf")]) == (0, 2, 3)
     for duration in durations[:2]:
         upper = next(bound for bound in bounds if buckets[bound] > sum(other < duration for other in durations))
         assert duration / 1e9 <= upper * 1.01 <= duration / 1e9 * 10 ** (1 / 8) * 1.02
+
+
+def test_buckets_below_the_shortest_request_are_not_sent_and_all_others_are() -> None:
+    collector = SnapshotCollector()
+    collector.publish(Snapshot(1, (view(histogram=histogram(5 * MS, 70 * MS)),)))
+    made = CollectorRegistry(auto_describe=False)
+    made.register(collector)
+    name = "gputail_request_duration_seconds_bucket"
+    (whole, sent) = (
+        {sample.labels["le"]: sample.value for family in parse(text.decode()) for sample in family.samples if sample.name == name}
+        for text in (generate_latest(made), generate_latest(metrics_server.registry(collector)))
+    )
+    assert len(whole) == len(metrics.REQUEST_BOUNDS_NS) + 1
+    empty = [bound for bound, count in whole.items() if count == 0]
+    assert len(empty) > 10
+    # The last empty one is where a quantile in the first bucket begins.
+    assert sent == {bound: count for bound, count in whole.items() if bound not in empty[:-1]}
 
 
 @pytest.mark.parametrize("bounds", [metrics.REQUEST_BOUNDS_NS, metrics.CALL_BOUNDS_NS], ids=["requests", "calls"])
@@ -146,6 +169,21 @@ def test_workloads_beyond_the_limit_are_folded_and_counted() -> None:
         "other": 3 + 4 + 5,
     }
     assert value(samples, "gputail_outliers_total", workload="other") == 6
+
+
+def test_what_the_settings_allow_is_what_a_scrape_of_the_daemon_has() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = Address("127.0.0.1", probe.getsockname()[1])
+    outlets = Outlets(Settings(listen=address, socket=None, max_workloads=2))
+    try:
+        outlets.publish(Snapshot(1, tuple(view(f"w{number}") for number in range(5))))
+        assert "gputail_folded_workloads 3.0" in fetch(address)
+    finally:
+        outlets.close()
+
+
+def test_as_many_workloads_can_have_series_as_are_kept() -> None:
+    assert config.MAX_SERIES == pipeline.MAX_WORKLOADS
 
 
 def test_100_000_workloads_are_a_bounded_number_of_series() -> None:
@@ -185,18 +223,46 @@ def test_series_of_a_workload_that_ended_are_dropped() -> None:
 def server() -> Iterator[MetricsServer]:
     collector = SnapshotCollector()
     collector.publish(Snapshot(1, (view(),), events=23))
-    made = MetricsServer(Address("127.0.0.1", 0), collector)
+    made = MetricsServer(Address("127.0.0.1", 0), collector, OPEN)
     yield made
     made.close()
 
 
-def get(server: MetricsServer) -> str:
-    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
+def fetch(address: Address) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         return str(answer.read().decode())
+
+
+def get(server: MetricsServer) -> str:
+    return fetch(server.address)
 
 
 def test_a_scrape_is_answered_over_http(server: MetricsServer) -> None:
     assert "\ngputail_events_total 23.0\n" in get(server)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content"),
+    [
+        # As Prometheus 2.42 and 3 ask.
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "application/openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,*/*;q=0.1", "application/openmetrics-text"),
+        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "text/plain"),
+    ],
+)  # fmt: skip
+def test_the_format_is_the_one_that_the_scraper_accepts(server: MetricsServer, accept: str, content: str) -> None:
+    request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        text = answer.read().decode()
+        assert answer.headers.get_content_type() == content
+    assert text.endswith("\n# EOF\n") == (content == "application/openmetrics-text")
+
+
+def test_a_scrape_is_packed_for_who_takes_that(server: MetricsServer) -> None:
+    request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert b"\ngputail_events_total 23.0\n" in gzip.decompress(answer.read())
 
 
 def test_a_client_that_stalls_does_not_delay_others(server: MetricsServer) -> None:
@@ -207,19 +273,19 @@ def test_a_client_that_stalls_does_not_delay_others(server: MetricsServer) -> No
 
 def test_a_port_in_use_is_one_clear_error_that_names_it(server: MetricsServer) -> None:
     with pytest.raises(GputailError) as caught:
-        MetricsServer(server.address, SnapshotCollector())
+        MetricsServer(server.address, SnapshotCollector(), OPEN)
     assert caught.value.problem == f"cannot serve metrics on {server.address}: address already in use"
     assert f"--listen 127.0.0.1:{server.address.port + 1}" in caught.value.hint
 
 
 def test_a_port_is_free_again_after_close() -> None:
-    first = MetricsServer(Address("127.0.0.1", 0), SnapshotCollector())
+    first = MetricsServer(Address("127.0.0.1", 0), SnapshotCollector(), OPEN)
     get(first)
     first.close()
-    MetricsServer(first.address, SnapshotCollector()).close()
+    MetricsServer(first.address, SnapshotCollector(), OPEN).close()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 300, "no.such.host.invalid"])
 def test_an_address_that_is_not_ours_is_one_clear_error(host: str) -> None:
     with pytest.raises(GputailError, match="cannot serve metrics on"):
-        MetricsServer(Address(host, 0), SnapshotCollector())
+        MetricsServer(Address(host, 0), SnapshotCollector(), OPEN)
