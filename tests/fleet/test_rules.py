@@ -51,7 +51,7 @@ def test_rules_are_about_metrics_that_there_are() -> None:
     assert recorded
     for rule in rules():
         expression = re.sub(r'"[^"]*"', "", rule["expr"])
-        names = set(re.findall(r"[\w:]*gputail_[\w:]+|\bup\b", expression))
+        names = set(re.findall(r"[\w:]*gputail[_:][\w:]+|\bup\b", expression))
         assert names and names <= explained | recorded, rule
 
 
