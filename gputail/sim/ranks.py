@@ -40,7 +40,10 @@ LATE_SHARE = 0.5  # of an excess: a rank that is blamed for it must have come so
 
 @dataclass(frozen=True)
 class JobTruth:
-    """What the ranks logged, by rank: pids, and (n, 2) arrays of start and end (CLOCK_MONOTONIC ns). late: the rank with the faults."""
+    """What the ranks logged, by rank: pids, and (n, 2) arrays of start and end (CLOCK_MONOTONIC ns). late: the rank with the faults.
+
+    beside: the faults are another program's, so that not all of them make the rank late.
+    """
 
     label: str
     late: int
@@ -48,6 +51,7 @@ class JobTruth:
     requests: tuple[np.ndarray, ...]
     collectives: tuple[np.ndarray, ...]
     faults: np.ndarray
+    beside: bool = False
 
 
 @dataclass
@@ -128,7 +132,15 @@ class Job:
             if self._aggressor.wait():
                 raise GputailError(f"the aggressor of {self.label!r} failed with status {self._aggressor.returncode}")
             faults = _read_log(self._folder / "aggressor")["burst"]
-        return JobTruth(self.label, self.late, self.pids, tuple(log["request"] for log in logs), tuple(log["come"] for log in logs), faults)
+        return JobTruth(
+            self.label,
+            self.late,
+            self.pids,
+            tuple(log["request"] for log in logs),
+            tuple(log["come"] for log in logs),
+            faults,
+            bool(self._aggressor),
+        )
 
     def stop(self) -> None:
         for process in (*self._processes, self._aggressor):
@@ -186,8 +198,8 @@ def judge(records: Iterable[Mapping[str, Any]], truth: JobTruth) -> JobJudgement
                 blamed = contribution["culprit_pid"]
                 if blamed is not None and not (injected[number] and blamed == truth.pids[truth.late]):
                     result.false += late_ns.get(truth.pids.index(blamed), 0) < LATE_SHARE * contribution["ns"]
-            # Beside hogs a rank's own delay may be what counts.
-            is_due = not LABELS[truth.label][2] or later_ns[number] > LATE_SHARE * (duration - usual)
+            # Beside such a program a rank's own delay may be what counts.
+            is_due = not truth.beside or later_ns[number] > LATE_SHARE * (duration - usual)
             if injected[number] and duration > SLOW * usual and is_due:
                 _count(result, outliers, truth.pids[truth.late])
     return result
@@ -202,7 +214,7 @@ def _injected(truth: JobTruth, come: np.ndarray) -> np.ndarray:
     injected = np.zeros(len(theirs), bool)
     for begin, end in truth.faults:
         injected |= (theirs[:, 0] < end) & (theirs[:, 1] > begin)
-    if LABELS[truth.label][2]:
+    if truth.beside:
         first = come[:: len(come) // len(theirs)]
         others = np.delete(first, truth.late, axis=1).max(axis=1)
         injected &= first[:, truth.late] - others > (SLOW - 1) * np.median(theirs[:, 1] - theirs[:, 0])
