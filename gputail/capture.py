@@ -51,10 +51,12 @@ MAX_CALLS = 1 << 17
 MAX_NAMES = 1 << 13
 MAX_PROCESSES = 1 << 5
 MAX_TEXT = 1 << 13  # of one process field
+MAX_GPUS = 64  # of one process
 MAX_RAW_BYTES = 48 << 20
 _MIN_TO_COMPRESS = 256
 
 _PROCESS_FIELDS = len(fields(events.Process))
+_OLDEST_PROCESS_FIELDS = 6  # of the first recordings; what they lack is not known
 
 
 def _metadata(facts: Mapping[str, object]) -> dict[str, object]:
@@ -101,6 +103,8 @@ def _pack_batch(batch: events.Batch) -> bytes:
 
 
 def _bounded(value: object) -> object:
+    if isinstance(value, tuple):
+        return [text[:MAX_TEXT] for text in value[:MAX_GPUS]]
     return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
@@ -374,11 +378,13 @@ def _news(text: bytes) -> tuple[tuple[events.Process, ...], dict[str, int]]:
 
 
 def _process(row: object) -> events.Process:
-    if isinstance(row, list) and len(row) == _PROCESS_FIELDS:
-        tgid, comm, command, cgroup, container, start_ns = row
+    if isinstance(row, list) and _OLDEST_PROCESS_FIELDS <= len(row) <= _PROCESS_FIELDS:
+        tgid, comm, command, cgroup, container, start_ns, gpus = row + [None] * (_PROCESS_FIELDS - len(row))
         texts = (comm, command, cgroup, container)
-        if type(tgid) is int and type(start_ns) in (int, type(None)) and all(isinstance(text, (str, type(None))) for text in texts):
-            return events.Process(tgid, comm, command, cgroup, container, start_ns)
+        are_texts = all(isinstance(text, (str, type(None))) for text in texts)
+        are_gpus = gpus is None or (isinstance(gpus, list) and len(gpus) <= MAX_GPUS and all(isinstance(gpu, str) for gpu in gpus))
+        if type(tgid) is int and type(start_ns) in (int, type(None)) and are_texts and are_gpus:
+            return events.Process(tgid, comm, command, cgroup, container, start_ns, None if gpus is None else tuple(gpus))
     raise _Damage("is damaged: its news of processes make no sense")
 
 

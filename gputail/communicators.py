@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 
 import numpy as np
 
+from gputail.bounded import put
 from gputail.budget import BLOCKS, C_QUERY, CLASS_OF_CALL, WAIT_OF_CALL
 from gputail.drift import Drift
 from gputail.events import AFTER_GAP
@@ -108,18 +109,18 @@ class Communicators:
         elif call == _GROUP_START:
             if not depth:
                 level, pending = self._groups.get((tgid, tid), (0, []))
-                _put(self._groups, (tgid, tid), (level + 1, pending), MAX_THREADS)
+                put(self._groups, (tgid, tid), (level + 1, pending), MAX_THREADS)
         elif call == _GROUP_END:
             if not depth:
                 self._end_group(tgid, tid, Entry(start_ns, end_ns, tid))
         elif call in _CAPTURE_BEGINS:
-            _put(self._captures, (tgid, tid, stream), [], MAX_THREADS)
+            put(self._captures, (tgid, tid, stream), [], MAX_THREADS)
         elif call == _CAPTURE_END:
             self._end_capture(tgid, tid, stream, handle)
         elif call in _INSTANTIATES:
             self._executables.pop((tgid, handle), None)
             if handles := self._graphs.get((tgid, stream)):
-                _put(self._executables, (tgid, handle), handles, MAX_GRAPHS)
+                put(self._executables, (tgid, handle), handles, MAX_GRAPHS)
         elif call == GRAPH_LAUNCH:
             for inside in self._executables.get((tgid, handle), ()):
                 if member := self._by_handle.get((tgid, inside)):
@@ -244,7 +245,7 @@ class Communicators:
             handles = self._captures.pop(key) if key else None
         self._graphs.pop((tgid, graph), None)
         if handles:
-            _put(self._graphs, (tgid, graph), handles, MAX_GRAPHS)
+            put(self._graphs, (tgid, graph), handles, MAX_GRAPHS)
 
     def _come(self, member: Member, call: int, entry: Entry) -> None:
         member.collectives += 1
@@ -355,10 +356,3 @@ def _hash(*words: int) -> int:
         value = ((value ^ (word & _64_BITS)) * 0x9E3779B97F4A7C15) & _64_BITS
         value ^= value >> 29
     return value
-
-
-def _put(store: OrderedDict, key: object, value: object, limit: int) -> None:
-    store[key] = value
-    store.move_to_end(key)
-    if len(store) > limit:
-        store.popitem(last=False)

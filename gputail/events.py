@@ -98,6 +98,7 @@ class Process:
     cgroup: str | None = None
     container: str | None = None
     start_ns: int | None = None
+    gpus: tuple[str, ...] | None = None  # which GPUs' device files it has open, by their numbers
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from gputail import events
+from gputail.bounded import put
 from gputail.demangle import short
 
 MAX_PROCESSES = 4096
@@ -23,13 +24,13 @@ class Names:
     def learn(self, batch: events.Batch) -> None:
         """Take in a batch's news."""
         for process in batch.processes:
-            _put(self._processes, process.tgid, process, MAX_PROCESSES)
+            put(self._processes, process.tgid, process, MAX_PROCESSES)
         for row in batch.names:
             text = bytes(row["text"])[: int(row["length"])].decode(errors="replace")
             if row["kind"] == events.NAME_KERNEL:
-                _put(self._kernels, (int(row["tgid"]), int(row["handle"])), text, MAX_KERNELS)
+                put(self._kernels, (int(row["tgid"]), int(row["handle"])), text, MAX_KERNELS)
             elif row["kind"] == events.NAME_THREAD:
-                _put(self._threads, (int(row["tgid"]), int(row["tid"])), text, MAX_THREADS)
+                put(self._threads, (int(row["tgid"]), int(row["tid"])), text, MAX_THREADS)
 
     def process(self, tgid: int) -> events.Process:
         """What is known of a process; a Process of nothing but its tgid if nothing is."""
@@ -54,10 +55,3 @@ class Names:
 def printable(text: str) -> str:
     """Text that a traced process chose, with what a terminal would obey replaced."""
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _put(store: OrderedDict, key: object, value: object, limit: int) -> None:
-    store[key] = value
-    store.move_to_end(key)
-    if len(store) > limit:
-        store.popitem(last=False)

@@ -17,6 +17,7 @@ from gputail import attribution, events
 from gputail.baseline import Baseline, RegimeChange, Usual
 from gputail.blame import Blame
 from gputail.communicators import Communicators
+from gputail.devices import Devices
 from gputail.histogram import BUCKETS, Histogram, bucket_of
 from gputail.history import History
 from gputail.names import Names
@@ -151,6 +152,7 @@ class Pipeline:
         self._names = Names()
         self._streams = Streams()
         self._communicators = Communicators()
+        self._devices = Devices()
         self._precedents = attribution.Precedents()
         self._blame = Blame()
         self._workloads: OrderedDict[tuple[int, str], _Workload] = OrderedDict()
@@ -172,6 +174,7 @@ class Pipeline:
             self._feed_in_parts(batch)
             return
         self._names.learn(batch)
+        self._devices.learn_processes(batch.processes)
         for stage, count in batch.lost.items():
             self._lost[stage] = self._lost.get(stage, 0) + count
             if count and stage in _LOST_ANYWHERE:
@@ -184,6 +187,7 @@ class Pipeline:
         if len(calls):
             self._history.add(calls)
             self._streams.learn(calls)
+            self._devices.learn(calls)
             self._communicators.learn(calls)
             self._count_calls(calls)
         self._watermark_ns = max(self._watermark_ns, batch.watermark_ns)
@@ -235,6 +239,7 @@ class Pipeline:
                     first_start_ns=workload.first_start_ns,
                     windows=workload.trend.windows(workload.histogram),
                     recent_outliers=tuple(workload.recent),
+                    gpu=self._devices.gpu(workload.tgid),
                 )  # fmt: skip
             )
         return Snapshot(
@@ -315,19 +320,19 @@ class Pipeline:
             request.tgid, request.tid, self._names.thread(request.tgid, request.tid), workload.name, request.start_ns, request.end_ns,
             request.boundary, request.calls, request.launches if request.are_launches_seen else None, request.incomplete,
         )  # fmt: skip
-        tier = TIERS[request.tier]
+        tier, gpu = TIERS[request.tier], self._devices.gpu(request.tgid)
         if usual is None:
-            return RequestRecord(*common, False, request.parts, tier=tier)
+            return RequestRecord(*common, False, request.parts, tier=tier, gpu=gpu)
         verdict = attribution.attribute(
             request, usual, self._history, request.end_ns + VERDICT_DELAY_NS, self._names, self._streams, self._communicators,
-            self._precedents,
+            self._devices, self._precedents,
         )  # fmt: skip
         workload.outliers[verdict.cause] = workload.outliers.get(verdict.cause, 0) + 1
         for contribution in verdict.contributions:
             workload.excess_ns[contribution.cause] = workload.excess_ns.get(contribution.cause, 0) + contribution.ns
         record = RequestRecord(
             *common, True, request.parts, usual.duration_ns, request.duration_ns - usual.duration_ns, verdict.cause,
-            verdict.confidence, verdict.contributions, tier,
+            verdict.confidence, verdict.contributions, tier, gpu,
         )  # fmt: skip
         if request.end_ns - max(workload.timeline_ns + TIMELINE_EVERY_NS, self._timeline_ns + TIMELINE_APART_NS) >= 0:
             workload.timeline_ns = self._timeline_ns = request.end_ns

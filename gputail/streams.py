@@ -9,6 +9,8 @@ import numpy as np
 from gputail.probes import table
 
 MAX_STREAMS = 16384
+# CU_STREAM_PER_THREAD: one stream for each thread under the same name.
+PER_THREAD_STREAM = 2
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _CREATES = [function.number for function in table.FUNCTIONS if function.name.startswith("cuStreamCreate")]
 _FIRST, _LAST = min(_CREATES), max(_CREATES)

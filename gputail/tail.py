@@ -48,6 +48,7 @@ class RequestRecord:
     confidence: float | None = None
     contributions: tuple[Contribution, ...] = ()
     tier: str = "full"  # of the probes while it ran
+    gpu: str | None = None  # that its process is on; None where it is not known or may be several
     timeline: Timeline | None = None  # of some outliers, for those who look at one; not part of the fixed record
 
     @property
@@ -55,7 +56,7 @@ class RequestRecord:
         return self.end_ns - self.start_ns
 
     def as_dict(self) -> dict[str, Any]:
-        """The fixed request record, and `budget` and `tier` besides it."""
+        """The fixed request record, and `budget`, `tier` and `gpu` besides it."""
         record: dict[str, Any] = {
             "schema": SCHEMA,
             "pid": self.pid,
@@ -71,6 +72,7 @@ class RequestRecord:
             "incomplete": self.incomplete,
             "outlier": self.outlier,
             "tier": self.tier,
+            "gpu": self.gpu,
             "budget": {part: ns for part, ns in zip(PARTS, self.budget_ns, strict=True) if ns},
         }
         if self.outlier:

@@ -8,10 +8,14 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+# A shell that starts the tests in the background has it ignored, and so would the programs that they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIVE = Path(__file__).parent / "live"
 FLEET = Path(__file__).parent / "fleet"

@@ -29,6 +29,7 @@ from gputail.attribution.case import Case
 from gputail.attribution.precedents import Precedent, Precedents
 from gputail.baseline import Usual
 from gputail.communicators import Communicators
+from gputail.devices import Devices
 from gputail.history import History
 from gputail.names import Names
 from gputail.requests import Request
@@ -64,10 +65,11 @@ def attribute(
     names: Names,
     streams: Streams,
     communicators: Communicators,
+    devices: Devices,
     precedents: Precedents,
 ) -> Verdict:
     """What made the request slow, from rows that ended before `until_ns`. The contributions sum to its excess."""
-    case = Case(request, usual, history, until_ns, names, streams, communicators)
+    case = Case(request, usual, history, until_ns, names, streams, communicators, devices)
     precedent = None if request.tier == FULL else precedents.of(case)
     case.in_launches = precedent is not None and precedent.in_launches
     if request.are_launches_seen and not case.in_launches:

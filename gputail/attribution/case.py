@@ -12,15 +12,16 @@ from functools import cached_property
 
 import numpy as np
 
-from gputail.attribution.outstanding import PER_THREAD_STREAM, GpuWork, gpu_work, union_ns
+from gputail.attribution.outstanding import GpuWork, gpu_work, union_ns
 from gputail.baseline import Usual
 from gputail.budget import C_GRAPH, C_LAUNCH, CLASS_OF_CALL, COPY, HOST, IS_WORK, LAUNCH, OFF_CPU, SYNC
 from gputail.communicators import Communicators
+from gputail.devices import Devices
 from gputail.history import History
 from gputail.members import Round
 from gputail.names import Names
 from gputail.requests import Request
-from gputail.streams import Streams
+from gputail.streams import PER_THREAD_STREAM, Streams
 from gputail.tail import Contribution
 from gputail.tiers import sees_off_cpu
 
@@ -55,10 +56,18 @@ class Case:
     """
 
     def __init__(
-        self, request: Request, usual: Usual, history: History, until_ns: int, names: Names, streams: Streams, communicators: Communicators
+        self,
+        request: Request,
+        usual: Usual,
+        history: History,
+        until_ns: int,
+        names: Names,
+        streams: Streams,
+        communicators: Communicators,
+        devices: Devices,
     ) -> None:
         self.request, self.usual, self.names, self.streams, self.communicators = request, usual, names, streams, communicators
-        self._history, self._until_ns = history, until_ns
+        self._history, self._until_ns, self._devices = history, until_ns, devices
         self.excess_ns = request.duration_ns - usual.duration_ns
         self.left = [max(part - before, 0) for part, before in zip(request.parts, usual.parts, strict=True)]
         self.in_launches = False
@@ -90,7 +99,8 @@ class Case:
         beside = self._history.thread_beside(request.tid, own, since_ns, request.end_ns)
         of_process = self._history.siblings(request.tgid, request.tid, since_ns, self._until_ns)
         work = gpu_work(np.concatenate([beside, of_process]), self._since_ns, request.end_ns, waits_alone=False)
-        return [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
+        beside_own = [span for span in work if span.stream not in own or (span.stream == PER_THREAD_STREAM and span.tid != request.tid)]
+        return [span for span in beside_own if not self._is_elsewhere(span)]
 
     @cached_property
     def foreign(self) -> dict[int, list[GpuWork]]:
@@ -100,10 +110,17 @@ class Case:
         by_process: dict[int, list[GpuWork]] = {}
         peers = self.communicators.peers(request.tgid)  # ranks of its communicators: on other GPUs
         for work in gpu_work(rows, self._since_ns, request.end_ns):
-            if work.tgid in peers:
+            if work.tgid in peers or self._is_elsewhere(work):
                 continue
             by_process.setdefault(work.tgid, []).append(work)
         return by_process
+
+    def _is_elsewhere(self, work: GpuWork) -> bool:
+        """Whether it is known to be on other GPUs than whatever the request waits for."""
+        request = self.request
+        streams = np.unique(self.own["stream"][IS_WORK[self.own_class]]).tolist() or [0]
+        there = (work.tgid, work.tid, work.stream)
+        return all(self._devices.are_apart((request.tgid, request.tid, stream), there) for stream in streams)
 
     def beyond_usual(self, spans: list[GpuWork]) -> tuple[int, int]:
         """How long (ns) these were there while the request ran, in all and proven, beyond what usual requests had of them.

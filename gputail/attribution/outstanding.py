@@ -16,6 +16,7 @@ from gputail import events
 from gputail.budget import BLOCKS, C_COPY, C_GRAPH, C_HTOD, C_LAUNCH, C_MEMSET, C_SYNC, CLASS_OF_CALL, WAIT_OF_CALL
 from gputail.probes import table
 from gputail.rows import take
+from gputail.streams import PER_THREAD_STREAM
 
 OPEN_NS = 200_000_000
 # A wait that took less has found the work done.
@@ -24,8 +25,6 @@ BLOCKED_NS = 100_000
 COPY_SHARE = 0.25
 # A link's speed for that judgement (bytes a ns): PCIe 5.0 x16 does about 50, an NVLink host link more.
 LINK_BYTES_PER_NS = 50.0
-# CU_STREAM_PER_THREAD: one stream for each thread under the same name.
-PER_THREAD_STREAM = 2
 MAX_STREAMS = 256
 
 _COVERS = np.zeros(65536, np.uint8)

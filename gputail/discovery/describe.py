@@ -1,4 +1,4 @@
-"""What a process is called: its command, cgroup and container.
+"""What a process is called, its command, cgroup and container, and which GPUs it has open.
 
 In: a pid. Out: an `events.Process` of printable, bounded text; None for what could not be learned. Never raises for a process
 that is hidden, ended or odd. The container is a guess from the cgroup's path, which its runtime chose.
@@ -18,6 +18,9 @@ COMMAND_LIMIT = 256
 CGROUP_LIMIT = 512
 CONTAINER_LIMIT = 64
 _CGROUP_BYTES = 16 << 10
+MAX_FDS = 4096  # looked at for GPUs
+MAX_GPUS = 64
+_DEVICE_FILE = re.compile(r"/nvidia([0-9]{1,4})")
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -71,7 +74,39 @@ def describe(pid: int, proc_fd: int, comm: bytes | None = None, start_ticks: int
         cgroup=cgroup,
         container=container_of(cgroup) if cgroup else None,
         start_ns=None if start_ticks is None else monotonic_ns(start_ticks),
+        gpus=gpus_open(pid, proc_fd),
     )
+
+
+def gpus_open(pid: int, proc_fd: int) -> tuple[str, ...] | None:
+    """The numbers N of the device files nvidiaN that process `pid` has open, ascending; None where it cannot be seen.
+
+    Only the names are read: a look at the file itself could wait for whoever serves it, so a process can give itself a GPU.
+    """
+    found: set[str] = set()
+    try:
+        fd = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+    except OSError:
+        return None
+    try:
+        with os.scandir(fd) as entries:
+            for entry, _ in zip(entries, range(MAX_FDS), strict=False):
+                if match := _DEVICE_FILE.fullmatch(_file_name(fd, entry.name)):
+                    found.add(match[1])
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return tuple(sorted(found, key=int)[:MAX_GPUS])
+
+
+def _file_name(fd: int, name: str) -> str:
+    """The last part, with its slash, of what a descriptor has open; "" for one that was closed."""
+    try:
+        target = os.readlink(name, dir_fd=fd)
+    except OSError:
+        return ""
+    return target[target.rfind("/") :] if "/" in target else ""
 
 
 def monotonic_ns(start_ticks: int) -> int:

@@ -121,6 +121,8 @@ class Tracer:
         self._unattached: OrderedDict[str, str] = OrderedDict()
         self._refused: dict[str, str] = {}
         self._described: dict[int, Process] = {}
+        self._look_again: dict[int, tuple[float, float]] = {}  # tgid: when, and how long after that
+        self._changed: list[Process] = []
         self._exits: list[tuple[int, int]] = []  # of traced processes, not yet handed on: when noticed (ns), tgid
         self._counts = self._kernel.counts()  # of what calibration lost, if anything, there is nothing to tell
         self._next_scan = 0.0
@@ -287,13 +289,29 @@ class Tracer:
 
     def _news_of(self, calls: np.ndarray) -> tuple[Process, ...]:
         """Processes that are in these calls and were not described before. Those that have ended stay what the kernel says."""
-        news = []
+        news, self._changed = self._changed, []
         for tgid in np.unique(calls["tgid"]).tolist():
             if tgid not in self._described:
                 self._described[tgid] = process = self._scanner.describe(tgid) or Process(tgid)
+                self._look_again[tgid] = time.monotonic() + self.options.scan_s, self.options.scan_s
                 news.append(process)
         self._tiering.adopt(process.tgid for process in news)
         return tuple(news)
+
+    def _describe_again(self) -> None:
+        """Processes open GPUs, and get a name, while they start: look at each again after a scan, then after twice as long."""
+        now = time.monotonic()
+        for tgid, (due, wait_s) in list(self._look_again.items()):
+            if now < due:
+                continue
+            self._look_again[tgid] = now + 2 * wait_s, 2 * wait_s
+            process = self._scanner.describe(tgid)
+            if process is None:
+                continue
+            process = replace(process, start_ns=self._described[tgid].start_ns or process.start_ns)  # two clocks told it, a little apart
+            if process != self._described[tgid]:
+                self._described[tgid] = process
+                self._changed.append(process)
 
     def _follow_libraries(self) -> None:
         """Attach to libraries that have appeared, and let go of those that no process has any more."""
@@ -302,8 +320,10 @@ class Tracer:
         self._names.cover_new_cpus()
         scan = self._scanner.scan()
         for tgid in scan.ended:
+            self._look_again.pop(tgid, None)
             if self._described.pop(tgid, None):
                 self._exits.append((time.monotonic_ns(), tgid))
+        self._describe_again()
         self._tiering.forget(scan.ended)
         self._refused = {f"{refused.path} of pid {refused.pid}": refused.reason for refused in scan.refused}
         self._refused |= {f"pid {pid}": "its memory map is too long to read whole" for pid in scan.capped}

@@ -83,6 +83,7 @@ class Job:
         self._processes: list[subprocess.Popen] = []
         self._aggressor: subprocess.Popen | None = None
         for rank in range(ranks):
+            (folder / f"nvidia{rank}").touch()
             is_late = rank == self.late
             arguments = [
                 "--kind",

@@ -49,6 +49,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "none+xgemm": ("cpu", "none", "xgemm"),
     "between": ("gpu", "between", ""),
     "longkernel": ("gpu", "longkernel", ""),
+    "gpu+elsewhere": ("gpu", "none", "xgemm"),  # on another GPU
     # Compounds: two things at once, each to be named.
     "sleep+xgemm": ("gpu", "sleep", "xgemm"),
     "alloc+xgemm": ("gpu", "alloc", "xgemm"),
@@ -61,6 +62,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
     # Decoys: a little noise on the host while another process's kernels hold the GPU.
     "noise+xgemm": ("gpu", "noise", "xgemm"),
 }
+OTHER_DEVICE = {"gpu+elsewhere"}  # labels whose aggressor has a GPU to itself
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,21 @@ class Scenario:
         self._folder = folder
         self._environment = {**os.environ, "GPUTAIL_SIM_GPU": str(folder / "gpu")}
         # Hogs must have the victim's CPU to share; others stay off it, as far as there is another.
+        for device in (0, 1):
+            (folder / f"nvidia{device}").touch()
         self._victim_cpu, self._other_cpu = cpus[-1], cpus[-1] if aggressor == "cpuhog" else cpus[0]
         common = ["--seconds", str(seconds), "--seed", str(seed), "--varied", str(int(varied))]
         self._aggressor = (
-            self._start(built.programs["aggressor"], self._other_cpu, "--kind", aggressor, *common, "--truth", str(folder / "aggressor"))
+            self._start(
+                built.programs["aggressor"],
+                self._other_cpu,
+                "--kind",
+                aggressor,
+                *common,
+                "--truth",
+                str(folder / "aggressor"),
+                device=int(label in OTHER_DEVICE),
+            )  # fmt: skip
             if aggressor
             else None
         )
@@ -99,9 +112,10 @@ class Scenario:
             built.programs["victim"], self._victim_cpu, "--kind", kind, "--fault", fault, *common, "--truth", str(folder / "victim")
         )
 
-    def _start(self, program: Path, cpu: int, *arguments: str) -> subprocess.Popen:
+    def _start(self, program: Path, cpu: int, *arguments: str, device: int = 0) -> subprocess.Popen:
+        environment = {**self._environment, "CUDA_VISIBLE_DEVICES": str(device)}
         process = subprocess.Popen(
-            ["taskset", "-c", str(cpu), str(program), *arguments], env=self._environment, stdout=subprocess.PIPE, text=True
+            ["taskset", "-c", str(cpu), str(program), *arguments], env=environment, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout
         if process.stdout.readline().strip() != "ready":

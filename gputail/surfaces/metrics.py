@@ -33,7 +33,7 @@ MAX_RANKS = 128
 MAX_LABEL_CHARS = 128
 MAX_EXEMPLAR_CHARS = 128  # names and values of its labels together: as OpenMetrics demands
 MAX_CAUSE_CHARS = 32
-INFO_LABELS = ("pid", "comm", "container")
+INFO_LABELS = ("pid", "comm", "container", "gpu")
 
 
 def log_bounds_ns(first_ns: int, decades: int, per_decade: int) -> np.ndarray:
@@ -220,7 +220,7 @@ def _of_workloads(seen: _View) -> Iterator[Metric]:
         totals = _Totals()
         totals.add(view)
         add(name, totals, exemplars(view.recent_outliers, seen.wall_offset_ns))
-        info.add_metric([name, str(view.tgid), label(view.comm), label(view.container or "")], 1)
+        info.add_metric([name, str(view.tgid), label(view.comm), label(view.container or ""), label(view.gpu or "")], 1)
         if view.baseline_ns is not None:
             baseline.add_metric([name], view.baseline_ns / 1e9)
     if seen.folded or seen.gone.count:

@@ -50,6 +50,7 @@ SEVERAL = {"mixed"}  # labels whose requests are each slow for a reason of their
 # label -> the causes that it must not be given
 TWINS = {
     "none+xgemm": {"foreign_kernel"},
+    "gpu+elsewhere": {"foreign_kernel"},
     "between": {"sibling_kernel", "blocking_sync"},
     "longkernel": {"blocking_sync", "sibling_kernel", "foreign_kernel", "memcpy"},
 }

@@ -66,6 +66,15 @@ def test_requests_are_cut_as_logged_and_the_injected_cause_is_named(label, away_
     hold(judge(records, truth))
 
 
+def test_kernels_on_another_gpu_are_not_blamed(away_from_the_victim):
+    records, _, _, truth = trace("gpu+elsewhere", away_from_the_victim)
+    assert len(truth.bursts) > 3  # they were there
+    assert {record["gpu"] for record in records if record["pid"] == truth.victim} == {"0"}
+    assert not [c for record in records if record["outlier"] for c in record["contributions"] if c["cause"].startswith("foreign")]
+    beside, *_ = trace("gpu+xgemm", away_from_the_victim)  # and would be on the same one
+    assert [c for record in beside if record["outlier"] for c in record["contributions"] if c["cause"] == "foreign_kernel"]
+
+
 def test_a_live_run_written_as_a_labelled_trace_replays_to_the_same_judgement(tmp_path, away_from_the_victim):
     records, rows, _, truth = trace("gpu+xgemm", away_from_the_victim)
     path = tmp_path / "live.npz"

@@ -123,7 +123,7 @@ def record(**fields: object) -> RequestRecord:
 def test_a_record_has_the_fixed_fields() -> None:
     assert record().as_dict() == {
         "schema": 1, "pid": 1, "tid": 2, "comm": None, "workload": "w", "start_ns": 10, "end_ns": 30, "duration_ns": 20, "boundary": "sync",
-        "calls": 3, "launches": 1, "incomplete": False, "outlier": False, "tier": "full", "budget": {"host": 5, "launch": 15},
+        "calls": 3, "launches": 1, "incomplete": False, "outlier": False, "tier": "full", "gpu": None, "budget": {"host": 5, "launch": 15},
     }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_the_fixed_names_are_there() -> None:
     )
     assert value(samples, "gputail_build_info", version=__version__) == 1
     assert value(samples, "gputail_requests_total", workload="python3/7/HtoD..sync") == 4
-    assert value(samples, "gputail_workload_info", workload="python3/7/HtoD..sync", pid="7", comm="python3", container="") == 1
+    assert value(samples, "gputail_workload_info", workload="python3/7/HtoD..sync", pid="7", comm="python3", container="", gpu="") == 1
     assert value(samples, "gputail_outliers_total", cause="foreign_kernel") == 2
     assert value(samples, "gputail_excess_seconds_total", cause="foreign_kernel") == 0.003
     assert value(samples, "gputail_request_duration_seconds_count") == 4

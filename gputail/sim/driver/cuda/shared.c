@@ -120,6 +120,19 @@ static struct gpu *map_gpu(void)
 	return mapped == MAP_FAILED ? NULL : mapped;
 }
 
+/* As the real driver does, hold the device's file open: nvidiaN beside the GPU's own file, if somebody put it there. */
+static void open_device(uint32_t device)
+{
+	const char *named = getenv("GPUTAIL_SIM_GPU"), *slash = named ? strrchr(named, '/') : NULL;
+	static int file = -1;
+	char path[256];
+
+	if (!slash || file >= 0)
+		return;
+	snprintf(path, sizeof(path), "%.*s/nvidia%u", (int)(slash - named), named, device);
+	file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+}
+
 static void reap(void)
 {
 	uint32_t i;
@@ -228,6 +241,7 @@ static int join(void)
 			gpu->processes[slot].device = (uint32_t)strtoul(device, NULL, 10) % DEVICES;
 		gpu->queues[i] = (struct queue){gpu->queues[i].tail, gpu->queues[i].tail, .process = slot, .legacy = true};
 		self = slot;
+		open_device(gpu->processes[slot].device);
 	}
 	if (log && *log && !gpu->log[0]) {
 		snprintf(gpu->log, sizeof(gpu->log), "%s", log);
