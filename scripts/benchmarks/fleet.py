@@ -186,7 +186,7 @@ class Node:
                 f'{name}{{communicator="{self.job.communicator}",rank="{rank}"}} {value:.6f}\n'
                 for (rank, _), value in zip(self._ranks, values, strict=True)
             ]
-        lines.append(f'{EXCESS}{{workload="train/4000/step",pid="4000",comm="python3",cause="{NEIGHBOUR}"}} {self._excess:.6f}\n')
+        lines.append(f'{EXCESS}{{workload="train/4000/step",cause="{NEIGHBOUR}"}} {self._excess:.6f}\n')
         return "".join(lines)
 
 
